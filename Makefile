@@ -1,0 +1,55 @@
+# Each target works alone on a fresh clone: it creates .venv and installs what it needs, once.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+DEMO := smollm2-135m
+BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt minnow/__init__.py \
+	$(wildcard minnow/kernels/native/*.* minnow/kernels/*/cpu.cpp)
+# The tests compare tokenizers with llama.cpp's, which PyPI has as source only: no more of it is built than they need.
+LLAMA_FLAGS := -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tools/llama_cpp_vocabulary.cmake -DCMAKE_C_FLAGS_RELEASE=-O0 \
+	-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF \
+	-DLLAVA_BUILD=OFF
+
+.PHONY: setup serve test quick check fix clean
+
+setup: .venv/installed-all
+
+serve: .venv/installed-base
+	$(BIN)/minnow serve $(DEMO)
+
+test: .venv/installed-all
+	$(BIN)/minnow pull $(DEMO)
+	$(BIN)/python -m pytest -m "not gpu and not slow"
+
+quick: .venv/installed-all
+	$(BIN)/python -m pytest -m "not gpu and not slow and not system and not ranks"
+
+check: .venv/installed-all
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tools.house
+	$(BIN)/python -m tools.reference --check
+	$(BIN)/python -m tools.docs
+
+fix: .venv/installed-all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/python -m tools.reference
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+.venv/installed-base: $(BUILT_FROM)
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable .
+	touch $@
+
+.venv/installed-all: $(BUILT_FROM) Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	CMAKE_ARGS="$(LLAMA_FLAGS)" $(PIP) llama-cpp-python
+	$(PIP) --editable ".[check,test]"
+	touch .venv/installed-base $@

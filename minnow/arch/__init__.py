@@ -1,0 +1,1 @@
+"""what a model is made of (no torch)"""

@@ -1,0 +1,1 @@
+"""where keys and values live"""

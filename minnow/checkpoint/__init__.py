@@ -1,0 +1,1 @@
+"""weights on disk"""

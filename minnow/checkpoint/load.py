@@ -1,0 +1,100 @@
+"""fill a module from a reader, a name table and a shard plan"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from minnow.arch import names
+from minnow.arch.storage import storage_of
+from minnow.checkpoint import verify
+from minnow.checkpoint.parts import assemble
+from minnow.checkpoint.reader import Reader
+from minnow.config.model import ModelConfig
+from minnow.core.errors import CheckpointError
+from minnow.core.log import Logger
+from minnow.formats.quantized import Weight
+
+CHECKED_SCALE_BYTES = 2**30
+
+
+class WeightSource:
+    """The weights of an opened checkpoint, by our names."""
+
+    def __init__(self, reader: Reader, config: ModelConfig, device: torch.device) -> None:
+        """Use open_weights, which verifies first."""
+        self.config = config
+        self._reader = reader
+        self._device = device
+        self._modules = names.modules(config)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Our names of all weights."""
+        return tuple(self._modules)
+
+    def take(self, module: str) -> Weight:
+        """One weight; on the CPU its codes and scales share the file's memory, so never write to them.
+
+        Args:
+            module: our name, such as "model.layers.3.self_attn.q_proj".
+
+        Returns:
+            A tensor with the dtype of the file, or a Quantized with a decode-side global scale.
+
+        Raises:
+            CheckpointError: this configuration has no such weight, or its global scale is unusable.
+        """
+        found = self._modules.get(module)
+        if found is None:
+            raise CheckpointError(f"this configuration has no weight {module}")
+        storage = storage_of(found.name, found.checkpoint_name, found.kind, self.config.quantization)
+        specs = [spec for spec in names.tensors(found, self.config) if spec.part != "input_scale"]
+        tensors = {spec.part: self._reader.read(spec.name) for spec in specs}
+        weight = assemble(storage, tensors, module)
+        if self._device.type == "cpu":
+            return weight
+        return _move(weight, self._device)
+
+
+def open_weights(directory: Path, config: ModelConfig, device: torch.device | str = "cpu") -> WeightSource:
+    """Verify a checkpoint against its configuration, then hand out its weights lazily.
+
+    Names, shapes and dtypes are always checked. Scales are checked when all of them are at most 1 GiB; a larger
+    checkpoint's would have to be read from disk whole, which `minnow verify --scales` does.
+
+    Raises:
+        CheckpointError: names everything that is wrong.
+    """
+    reader = Reader(directory)
+    has_few = verify.num_scale_bytes(config) <= CHECKED_SCALE_BYTES
+    verify.check(reader, config, scales=has_few)
+    if not has_few:
+        Logger("checkpoint").info("scales not checked", directory=directory, way="minnow verify --scales")
+    return WeightSource(reader, config, torch.device(device))
+
+
+def fill(model: nn.Module, source: WeightSource) -> None:
+    """Give every submodule that lists `weight_names` its `weights`, in the same order.
+
+    Raises:
+        CheckpointError: a module names a weight that this configuration lacks, or a weight is left over that no
+            module named (vision weights are not served and may be).
+    """
+    left = {name for name, module in names.modules(source.config).items() if module.kind != "vision"}
+    for module in model.modules():
+        wanted: tuple[str, ...] | None = getattr(module, "weight_names", None)
+        if wanted is not None:
+            module.weights = tuple(source.take(name) for name in wanted)  # type: ignore[assignment]
+            left.difference_update(wanted)
+    if left:
+        raise CheckpointError(f"the model takes no notice of {verify.listed(sorted(left))}")
+
+
+def _move(weight: Weight, device: torch.device) -> Weight:
+    if isinstance(weight, Tensor):
+        return weight.to(device)
+    factor = weight.global_scale
+    moved = weight.map(lambda part: part.to(device))
+    return replace(moved, global_scale=None if factor is None else factor.to(device))

@@ -1,0 +1,1 @@
+"""one file a command; main.py lists the folder"""

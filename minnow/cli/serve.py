@@ -1,0 +1,72 @@
+"""minnow serve: the OpenAI API on a port"""
+
+import argparse
+import signal
+from pathlib import Path
+from types import FrameType
+
+import minnow
+from minnow.config import flags, load
+from minnow.config import model as model_config
+from minnow.config.engine import EngineConfig
+from minnow.core.errors import ConfigError
+
+HELP = "serve a model over HTTP, as the OpenAI API"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    flags.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the model, serve it until a signal comes, and leave with 0."""
+    config = load.load(args).config
+    if not config.model:
+        raise ConfigError("minnow serve needs a model: minnow serve MODEL")
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        _serve(config)
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+    return 0
+
+
+def _serve(config: EngineConfig) -> None:
+    # Only now: the command line starts without the HTTP server.
+    from minnow.checkpoint import demo
+    from minnow.engine.client import EngineClient
+    from minnow.server import app, listen
+    from minnow.text.template import ChatTemplate
+    from minnow.text.tokenizer import Tokenizer
+
+    # A busy port, an unknown model or a broken template is said before the weights are read.
+    listening = listen.bind(config.server.host, config.server.port)
+    try:
+        directory = demo.resolve(config.model)
+        template = config.server.chat_template
+        tokenizer = Tokenizer.load(directory)
+        chat_template = ChatTemplate.load(directory, Path(template) if template else None)
+        from minnow.engine import build  # only now: it loads torch
+
+        client = EngineClient(build.build(config, directory))
+        door = app.build(
+            client, tokenizer=tokenizer, template=chat_template, model_name=config.model, config=config.server
+        )
+        line = describe(config, directory, listen.address_of(listening), client.max_model_len)
+        listen.serve(door, listening, when_ready=lambda: print(line, flush=True))
+    finally:
+        listening.close()
+
+
+def describe(config: EngineConfig, directory: Path, address: str, max_model_len: int) -> str:
+    """What is served, and where, in one line."""
+    cache = load.resolve_auto(config, model_config.read(directory)).cache.kv_cache_dtype
+    name = config.server.served_model_name or config.model
+    return f"minnow {minnow.__version__} serves {name} on {address} (context {max_model_len:,} tokens, cache {cache})"
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Stop while the model is loading."""
+    raise SystemExit(0)

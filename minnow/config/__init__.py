@@ -1,0 +1,1 @@
+"""what the user chose; frozen dataclasses, no torch"""

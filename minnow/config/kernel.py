@@ -1,0 +1,21 @@
+"""KernelConfig: which backend computes each operation"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from minnow.config.field import Field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelConfig:
+    """Which backend computes each operation, and on what."""
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], Field("where the model runs; auto takes a GPU if there is one")
+    ] = "auto"
+    kernel_backends: Annotated[str, Field('backend of each operation, for example "*=auto,experts=reference"')] = (
+        "*=auto"
+    )
+    num_threads: Annotated[
+        int, Field("CPU threads; 0 takes what the affinity mask and the container allow", "threads", at_least=0)
+    ] = 0

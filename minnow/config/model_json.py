@@ -1,0 +1,230 @@
+"""read a config.json of the M3 layout into a ModelConfig"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from minnow.config.model import (
+    ARCHITECTURE,
+    ModelConfig,
+    QuantizationConfig,
+    RopeScaling,
+    SparseConfig,
+    VisionConfig,
+)
+from minnow.core.errors import ConfigError
+
+_Object = Mapping[str, Any]
+
+_TOP_FIELDS = frozenset(
+    """architectures model_type text_config vision_config image_token_index video_token_index
+    image_token_id video_token_id projector_hidden_size projector_hidden_act multimodal_projector_bias
+    patch_merge_bias vision_feature_layer vision_feature_select_strategy process_image_mode image_seq_length
+    img_token_compression_config tie_word_embeddings quantization_config torch_dtype dtype transformers_version
+    bos_token_id eos_token_id pad_token_id auto_map use_cache""".split()
+)
+_TEXT_FIELDS = frozenset(
+    """architectures model_type vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads
+    head_dim intermediate_size shared_intermediate_size dense_intermediate_size num_local_experts
+    num_experts_per_tok n_shared_experts moe_layer_freq scoring_func use_routing_bias routed_scaling_factor
+    hidden_act swiglu_alpha swiglu_limit swiglu_beta rms_norm_eps use_gemma_norm use_qk_norm qk_norm_type
+    attention_output_gate rope_theta rotary_dim partial_rotary_factor rope_scaling rope_parameters
+    max_position_embeddings num_mtp_modules bos_token_id eos_token_id pad_token_id sparse_attention_config
+    tie_word_embeddings torch_dtype dtype transformers_version attention_dropout initializer_range use_cache
+    router_aux_loss_coef router_jitter_noise output_router_logits layer_types mlp_layer_types index_n_heads
+    index_head_dim index_block_size index_topk_blocks index_local_blocks""".split()
+)
+
+
+def parse(raw: _Object) -> ModelConfig:
+    """Turn the JSON object of a config.json into a ModelConfig.
+
+    Raises:
+        ConfigError: names the field, its value, and what this decoder can do.
+
+    Source: MiniMax-M3's config.json; our own conversions write the same names.
+    """
+    architectures = raw.get("architectures") or []
+    if ARCHITECTURE not in architectures:
+        raise ConfigError(
+            f"config.json has architectures {architectures}; Minnow runs {ARCHITECTURE} "
+            "(minnow convert turns Llama-family checkpoints and GGUF files into it)"
+        )
+    text = raw.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ConfigError("config.json has no text_config object")
+    layers = _whole(text, "num_hidden_layers")
+    heads, head_dim = _whole(text, "num_attention_heads"), _whole(text, "head_dim")
+    _refuse(text, "attention_output_gate", (None, False))
+    _refuse(text, "scoring_func", (None, "sigmoid"))
+    _refuse(text, "qk_norm_type", (None, "per_head"))
+    _refuse(text, "hidden_act", ("swigluoai", "silu"))
+    sparse = _sparse(text, layers)
+    config = ModelConfig(
+        vocab_size=_whole(text, "vocab_size"),
+        hidden_size=_whole(text, "hidden_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=_whole(text, "num_key_value_heads"),
+        head_dim=head_dim,
+        dense_intermediate_size=_whole(text, "dense_intermediate_size", 0),
+        intermediate_size=_whole(text, "intermediate_size", 0),
+        shared_intermediate_size=_whole(text, "shared_intermediate_size", 0),
+        num_local_experts=_whole(text, "num_local_experts", 0),
+        num_experts_per_tok=_whole(text, "num_experts_per_tok", 0),
+        n_shared_experts=_whole(text, "n_shared_experts", 0),
+        is_moe=_flags(text, "moe_layer_freq", layers),
+        use_routing_bias=bool(text.get("use_routing_bias", True)),
+        routed_scaling_factor=float(text.get("routed_scaling_factor", 1.0)),
+        hidden_act=text["hidden_act"],
+        swiglu_alpha=float(text.get("swiglu_alpha", 1.702)),
+        swiglu_limit=float(text.get("swiglu_limit", 7.0)),
+        swiglu_beta=float(text.get("swiglu_beta", 1.0)),
+        rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
+        use_gemma_norm=bool(text.get("use_gemma_norm", True)),
+        use_qk_norm=bool(text.get("use_qk_norm", True)),
+        rope_theta=float(text.get("rope_theta", 5e6)),
+        rotary_dim=_rotary_dim(text, head_dim),
+        rope_scaling=_rope_scaling(text.get("rope_scaling")),
+        max_position_embeddings=_whole(text, "max_position_embeddings"),
+        bos_token_id=text.get("bos_token_id", raw.get("bos_token_id")),
+        eos_token_ids=_ids(text.get("eos_token_id", raw.get("eos_token_id"))),
+        tie_word_embeddings=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
+        dtype=_dtype(raw, text),
+        num_mtp_modules=_whole(text, "num_mtp_modules", 0),
+        sparse=sparse,
+        quantization=_quantization(raw.get("quantization_config")),
+        vision=_vision(raw.get("vision_config")),
+        projector_hidden_size=int(raw.get("projector_hidden_size", 0) or 0),
+        unknown_fields=tuple(sorted({*raw} - _TOP_FIELDS | {f"text_config.{k}" for k in {*text} - _TEXT_FIELDS})),
+    )
+    _check(config)
+    return config
+
+
+def _check(config: ModelConfig) -> None:
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ConfigError(
+            f"num_attention_heads {config.num_attention_heads} is no multiple of "
+            f"num_key_value_heads {config.num_key_value_heads}"
+        )
+    if any(config.sparse.is_sparse) and config.sparse.num_index_heads != config.num_key_value_heads:
+        raise ConfigError(
+            f"sparse_num_index_heads is {config.sparse.num_index_heads}; each of the "
+            f"{config.num_key_value_heads} key/value heads needs one"
+        )
+    if not all(config.is_moe) and config.dense_intermediate_size <= 0:
+        raise ConfigError("dense_intermediate_size is missing, but moe_layer_freq has dense layers")
+    if any(config.is_moe) and not 0 < config.num_experts_per_tok <= config.num_local_experts:
+        raise ConfigError(
+            f"num_experts_per_tok is {config.num_experts_per_tok} of {config.num_local_experts} experts"
+        )
+    if config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
+        raise ConfigError(f"rotary_dim is {config.rotary_dim}; it must be even and at most head_dim {config.head_dim}")
+
+
+def _whole(source: _Object, name: str, default: int | None = None) -> int:
+    value = source.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"config.json: {name} is {value!r}; a whole number is needed")
+    return value
+
+
+def _refuse(source: _Object, name: str, allowed: tuple[object, ...]) -> None:
+    if source.get(name) not in allowed:
+        words = " or ".join(repr(a) for a in allowed if a is not None)
+        raise ConfigError(f"config.json: {name} is {source.get(name)!r}; this decoder knows {words}")
+
+
+def _flags(source: _Object, name: str, layers: int) -> tuple[bool, ...]:
+    values = source.get(name)
+    values = [1] * layers if values is None else list(values)
+    if len(values) != layers:
+        raise ConfigError(f"config.json: {name} has {len(values)} entries for {layers} layers")
+    return tuple(bool(v) for v in values)
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+
+def _rotary_dim(text: _Object, head_dim: int) -> int:
+    if text.get("rotary_dim") is not None:
+        return _whole(text, "rotary_dim")
+    return int(head_dim * float(text.get("partial_rotary_factor", 1.0)))
+
+
+def _rope_scaling(raw: _Object | None) -> RopeScaling | None:
+    kind = None if raw is None else raw.get("rope_type", raw.get("type", "default"))
+    if raw is None or kind == "default":
+        return None
+    if kind != "llama3":
+        raise ConfigError(f"config.json: rope_scaling is of type {kind!r}; this decoder knows 'default' and 'llama3'")
+    return RopeScaling(
+        factor=float(raw["factor"]),
+        low_freq_factor=float(raw["low_freq_factor"]),
+        high_freq_factor=float(raw["high_freq_factor"]),
+        original_max_position_embeddings=int(raw["original_max_position_embeddings"]),
+    )
+
+
+def _dtype(raw: _Object, text: _Object) -> Literal["bfloat16", "float32"]:
+    name = text.get("dtype") or text.get("torch_dtype") or raw.get("dtype") or raw.get("torch_dtype")
+    return "float32" if name == "float32" else "bfloat16"
+
+
+def _sparse(text: _Object, layers: int) -> SparseConfig:
+    raw = text.get("sparse_attention_config")
+    if raw is None or not raw.get("use_sparse_attention", True):
+        return SparseConfig(is_sparse=(False,) * layers)
+    _refuse(raw, "sparse_score_type", (None, "max"))
+    is_sparse = _flags(raw, "sparse_attention_freq", layers)
+    has_no_value = _flags(raw, "sparse_disable_index_value", layers)
+    for layer, (sparse, plain) in enumerate(zip(is_sparse, has_no_value, strict=True)):
+        if sparse and not plain:
+            raise ConfigError(f"config.json: layer {layer} has an index value path; this decoder has none")
+    return SparseConfig(
+        is_sparse=is_sparse,
+        index_dim=_whole(raw, "sparse_index_dim"),
+        num_index_heads=_whole(raw, "sparse_num_index_heads"),
+        num_blocks=_whole(raw, "sparse_topk_blocks"),
+        block_size=_whole(raw, "sparse_block_size"),
+        num_init_blocks=_whole(raw, "sparse_init_block", 0),
+        num_local_blocks=_whole(raw, "sparse_local_block", 1),
+    )
+
+
+def _vision(raw: _Object | None) -> VisionConfig | None:
+    if not raw:
+        return None
+    names = VisionConfig.__dataclass_fields__
+    return VisionConfig(**{name: int(raw[name]) for name in names if name in raw})
+
+
+def _quantization(raw: _Object | None) -> QuantizationConfig:
+    if not raw:
+        return QuantizationConfig()
+    method = str(raw.get("quant_method", "")).lower()
+    algo = str(raw.get("quant_algo", "")).upper()
+    ignored = tuple(raw.get("ignored_layers") or raw.get("modules_to_not_convert") or raw.get("ignore") or ())
+    if method == "minnow":
+        return QuantizationConfig(
+            scheme="minnow",
+            ignored=ignored,
+            format_by_module=tuple((str(k), str(v)) for k, v in raw.get("formats", {}).items()),
+            kv_cache=raw.get("kv_cache"),
+        )
+    if method == "mxfp8" and raw.get("moe_quant_algo") is None:
+        return QuantizationConfig(scheme="mxfp8", ignored=ignored)
+    if (method, raw.get("moe_quant_algo"), raw.get("moe_quant_format")) == ("mxfp8", "NVFP4", "nvfp4-pack-quantized"):
+        # trained for NVFP4 keys and values; `kv_cache_quant_algo` names the compute type only
+        return QuantizationConfig(scheme="mxfp8-nvfp4", ignored=ignored, kv_cache="nvfp4")
+    if method == "modelopt" and algo in ("NVFP4", "MXFP4"):
+        return QuantizationConfig(
+            scheme="modelopt-nvfp4" if algo == "NVFP4" else "modelopt-mxfp4", ignored=ignored
+        )
+    raise ConfigError(
+        f"config.json: quantization_config has quant_method {raw.get('quant_method')!r} with quant_algo "
+        f"{raw.get('quant_algo')!r}, moe_quant_algo {raw.get('moe_quant_algo')!r}; known are mxfp8, mxfp8 with "
+        "NVFP4 experts, modelopt NVFP4 and MXFP4, and minnow"
+    )

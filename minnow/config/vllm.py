@@ -1,0 +1,200 @@
+"""table of vLLM flags: same, other meaning, no effect, refused (with a reason)"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from minnow.core import env
+
+VERSION = "0.33.0"
+DEST = "vllm:"  # before the flag's name in a Namespace
+
+Verdict = Literal["same", "other meaning", "no effect", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What becomes of one flag, JSON key or environment variable of vLLM.
+
+    Attributes:
+        flag: "--enforce-eager", "--attention-config.indexer_decode_cp" (a key of a JSON flag), or "VLLM_USE_V1".
+        reason: why, and what to use; a clause.
+        harmless: values of a refused flag that ask for nothing Minnow lacks; they have no effect.
+    """
+
+    flag: str
+    verdict: Verdict
+    reason: str = ""
+    aliases: tuple[str, ...] = ()
+    takes_value: bool = True
+    takes_many: bool = False
+    harmless: tuple[str, ...] = ()
+
+
+def _same(*flags: str) -> tuple[Row, ...]:
+    return tuple(Row(flag=flag, verdict="same") for flag in flags)
+
+
+def _other(flag: str, reason: str) -> Row:
+    return Row(flag=flag, verdict="other meaning", reason=reason)
+
+
+def _switches(verdict: Verdict, reason: str, *flags: str) -> tuple[Row, ...]:
+    return tuple(Row(flag=flag, verdict=verdict, reason=reason, takes_value=False) for flag in flags)
+
+
+def _ignored(reason: str, *flags: str, aliases: tuple[str, ...] = ()) -> tuple[Row, ...]:
+    return tuple(Row(flag=flag, verdict="no effect", reason=reason, aliases=aliases) for flag in flags)
+
+
+def _refused(
+    reason: str, *flags: str, aliases: tuple[str, ...] = (), harmless: tuple[str, ...] = ()
+) -> tuple[Row, ...]:
+    return tuple(Row(flag=f, verdict="refused", reason=reason, aliases=aliases, harmless=harmless) for f in flags)
+
+
+_KERNELS = "--kernel-backends chooses the backend of each operation"
+_GRAPHS = "steps run as they are; nothing is compiled or captured"
+_ONE_DEVICE = "one device sends nothing, so there is nothing to overlap"
+_MACHINES = "an engine has one process on one machine; leave it out"
+_FORMATS = "weights are served in the checkpoint's own formats; minnow convert writes others"
+_DRAFTS = "drafts are not served yet; leave it out"
+_TOOLS = "tool calls are not parsed yet; leave it out"
+_TEXT_ONLY = "only text is served, images and videos are refused"
+_LORA = "LoRA adapters are not served yet; leave it out"
+_TRANSFER = "blocks are not moved between machines or to host memory yet; leave it out"
+_PROXY = "the server speaks plain HTTP; put a proxy before it"
+
+FLAGS: tuple[Row, ...] = (
+    *_same(
+        "--model", "--dtype", "--seed", "--max-model-len", "--block-size", "--kv-cache-dtype",
+        "--num-gpu-blocks-override", "--enable-prefix-caching", "--max-num-batched-tokens", "--max-num-seqs",
+        "--long-prefill-token-threshold", "--scheduler-reserve-full-isl", "--watermark", "--scheduling-policy",
+        "--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--attention-config",
+        "--host", "--port", "--max-logprobs", "--chat-template",
+    ),
+    _other("--gpu-memory-utilization", "a share of the memory of any device, the main memory of a CPU machine too"),
+    _other("--kv-cache-memory-bytes", "takes units: 2GiB is binary, 2GB and 2G are decimal"),
+    _other("--served-model-name", "takes one name"),
+    _other("--api-key", "takes one key"),
+    _other("--config", "takes JSON or TOML, no YAML"),
+    # kernels, graphs, memory: things of another engine's inside
+    *_ignored(_KERNELS, "--moe-backend", "--attention-backend", "--linear-backend", "--all2all-backend"),
+    *_ignored(_GRAPHS, "--compilation-config", aliases=("-cc",)),
+    *_ignored(_GRAPHS, "--optimization-level", aliases=("-O",)),
+    *_ignored(_GRAPHS, "--cudagraph-capture-sizes", "--max-cudagraph-capture-size"),
+    *_switches("no effect", _GRAPHS, "--enforce-eager", "--disable-cascade-attn"),
+    *_switches("no effect", "all layers always share one block table", "--disable-hybrid-kv-cache-manager"),
+    *_switches("no effect", "prompts longer than a step are always split", "--enable-chunked-prefill"),
+    *_switches("no effect", "the loop fits the device by itself", "--async-scheduling"),
+    *_switches("no effect", _ONE_DEVICE, "--enable-dbo", "--disable-custom-all-reduce"),
+    *_ignored(_ONE_DEVICE, "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
+    *_ignored("preempted sequences are computed anew, never swapped", "--swap-space"),
+    *_ignored("blocks are always hashed with SHA-256", "--prefix-caching-hash-algo"),
+    *_switches("no effect", "threads follow the affinity mask; --num-threads sets their number", "--numa-bind"),
+    *_ignored("threads follow the affinity mask", "--numa-bind-nodes", "--numa-bind-cpus"),
+    *_ignored("one process does all the work", "--distributed-executor-backend", "--max-parallel-loading-workers"),
+    *_ignored("the queries stay in BF16, which is more exact", "--attention-config.use_prefill_query_quantization"),
+    *_ignored("one device scores every block itself", "--attention-config.indexer_decode_cp"),
+    # weights and their whereabouts
+    *_switches("no effect", "no code of a checkpoint is ever run", "--trust-remote-code"),
+    *_ignored("weights are read where they lie on disk", "--safetensors-load-strategy"),
+    *_refused(
+        "weights are read from safetensors; minnow convert reads GGUF", "--load-format",
+        harmless=("auto", "safetensors"),
+    ),
+    *_refused(_FORMATS, "--quantization", aliases=("-q",)),
+    *_refused(_FORMATS, "--quantization-config", "--quantization-config.moe", "--hf-overrides"),
+    *_refused("the model is the directory that is named; leave it out", "--revision", "--code-revision"),
+    *_refused("the tokenizer is the one in the model's directory; leave it out", "--tokenizer", "--tokenizer-revision"),
+    *_refused("only tokenizer.json is read; leave it out", "--tokenizer-mode", harmless=("auto", "hf")),
+    *_refused("models lie under MINNOW_HOME; set that instead", "--download-dir"),
+    *_refused("nothing is fetched from a hub; leave it out", "--hf-token"),
+    *_refused("requests say how they are sampled; leave it out", "--generation-config", harmless=("vllm",)),
+    *_refused("requests say how they are sampled; leave it out", "--override-generation-config"),
+    *_refused("weights stay on the device; leave it out", "--cpu-offload-gb", harmless=("0",)),
+    # features that do not exist yet
+    *_refused(_DRAFTS, "--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
+    *_refused(_TOOLS, "--tool-call-parser", "--tool-parser-plugin"),
+    *_switches("refused", _TOOLS, "--enable-auto-tool-choice"),
+    *_refused("reasoning is not split from the text yet; leave it out", "--reasoning-parser", "--reasoning-config"),
+    *_refused("grammars are not served yet; leave it out", "--structured-outputs-config"),
+    *_refused(_TRANSFER, "--kv-transfer-config", "--kv-events-config", "--ec-transfer-config"),
+    *_refused(_TRANSFER, "--kv-offloading-size", "--kv-offloading-backend"),
+    *_switches("refused", _LORA, "--enable-lora"),
+    Row(flag="--lora-modules", verdict="refused", reason=_LORA, takes_many=True),
+    *_ignored(_LORA, "--max-loras", "--max-lora-rank"),
+    *_switches("refused", "weights cannot be put to sleep yet; leave it out", "--enable-sleep-mode"),
+    *_ignored(_TEXT_ONLY, "--limit-mm-per-prompt", "--mm-encoder-tp-mode", "--mm-processor-cache-gb"),
+    *_ignored(_TEXT_ONLY, "--mm-processor-kwargs", "--media-io-kwargs"),
+    *_switches("no effect", _TEXT_ONLY, "--language-model-only"),
+    # many devices and machines
+    *_refused("layers are never spread over devices; leave it out", "--pipeline-parallel-size", aliases=("-pp",),
+              harmless=("1",)),
+    *_refused("not served yet; leave it out", "--decode-context-parallel-size", aliases=("-dcp",), harmless=("1",)),
+    *_refused("not served yet; leave it out", "--prefill-context-parallel-size", aliases=("-pcp",), harmless=("1",)),
+    *_refused(_MACHINES, "--nnodes", harmless=("1",)),
+    *_refused(_MACHINES, "--node-rank", harmless=("0",)),
+    *_refused(_MACHINES, "--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port"),
+    *_refused(_MACHINES, "--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-start-rank"),
+    *_refused(_MACHINES, "--data-parallel-backend", harmless=("mp",)),
+    *_switches("refused", _MACHINES, "--headless", "--data-parallel-hybrid-lb", "--data-parallel-external-lb"),
+    *_switches("refused", "experts are not moved while serving; leave it out", "--enable-eplb"),
+    # the door
+    *_switches("no effect", "requests are never logged", "--enable-log-requests", "--disable-log-requests"),
+    *_switches("no effect", "MINNOW_LOG sets what is logged", "--disable-log-stats", "--disable-uvicorn-access-log"),
+    *_ignored("MINNOW_LOG sets what is logged", "--uvicorn-log-level"),
+    *_switches("no effect", "cached tokens are always reported", "--enable-prompt-tokens-details"),
+    *_ignored("there is one process for the door", "--api-server-count", aliases=("-asc",)),
+    *_refused(_PROXY, "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--root-path"),
+    *_refused("send chat_template_kwargs with each request", "--default-chat-template-kwargs"),
+)  # fmt: skip
+
+ENVIRONMENT: tuple[Row, ...] = (
+    *_ignored("products of FP32 values are never rounded", "VLLM_FLOAT32_MATMUL_PRECISION"),
+    *_ignored(_KERNELS, "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS", "VLLM_ATTENTION_BACKEND"),
+    *_ignored("there is one runner", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"),
+    *_ignored("one device splits no tokens", "VLLM_ROCM_MINIMAX_M3_SP_PREFILL"),
+    *_ignored("the door waits for its engine as long as it takes", "VLLM_ENGINE_READY_TIMEOUT_S"),
+    *_ignored("blocks are not moved between machines", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+    *_refused("a block always holds all its layers, as in BLHNC", "VLLM_KV_CACHE_LAYOUT", harmless=("BLHNC",)),
+    *_refused("it would guard nothing here; set MINNOW_API_KEY or --api-key", "VLLM_API_KEY"),
+    *_ignored("use --kv-cache-memory-bytes", "VLLM_CPU_KVCACHE_SPACE"),
+    *_ignored("use --num-threads", "VLLM_CPU_OMP_THREADS_BIND"),
+    *_ignored("use MINNOW_LOG", "VLLM_LOGGING_LEVEL"),
+)  # fmt: skip
+
+
+def find(name: str) -> Row | None:
+    """The row of a flag (any of its spellings), JSON key or environment variable."""
+    return next((row for row in (*FLAGS, *ENVIRONMENT) if name in (row.flag, *row.aliases)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the vLLM words of a command line and environment come to: flag -> reason."""
+
+    ignored: dict[str, str]
+    refused: dict[str, str]
+
+
+def judge(values_by_flag: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Outcome:
+    """Sort given vLLM flags, JSON keys and environment variables by what becomes of them.
+
+    Args:
+        values_by_flag: flag of `FLAGS` -> the value given (text, a list of texts, or a bool).
+        environ: the environment; None reads the process's own.
+    """
+    given = dict(values_by_flag)
+    given.update({k: v for k, v in env.read_prefixed("VLLM_", environ).items() if v})
+    ignored: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for flag, value in given.items():
+        row = find(flag)
+        if row is None:
+            ignored[flag] = "Minnow does not read it"
+        elif row.verdict == "refused" and value is not False and str(value) not in row.harmless:
+            refused[flag] = row.reason
+        else:
+            ignored[flag] = row.reason
+    return Outcome(ignored=ignored, refused=refused)

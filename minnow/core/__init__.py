@@ -1,0 +1,1 @@
+"""words everyone uses; standard library only"""

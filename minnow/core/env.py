@@ -1,0 +1,34 @@
+"""the only reader of environment variables; one table of them"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """One environment variable that Minnow reads."""
+
+    name: str
+    meaning: str
+    default: str = ""
+
+
+VARIABLES = (
+    Variable(name="MINNOW_HOME", meaning="where models are kept", default="~/.cache/minnow"),
+    Variable(name="MINNOW_CHECK", meaning="1 checks dtypes and axes of every operation call", default="0"),
+    Variable(name="MINNOW_ISA", meaning="instruction set of the CPU kernels: portable, avx2, avx512; empty takes the best"),
+    Variable(name="MINNOW_LOG", meaning="least level that is logged: debug, info, warning, error", default="info"),
+)  # fmt: skip
+
+
+def read(name: str, environ: Mapping[str, str] | None = None) -> str:
+    """The value of a variable of the table, or its default."""
+    variable = next(v for v in VARIABLES if v.name == name)
+    return (os.environ if environ is None else environ).get(name, variable.default)
+
+
+def read_prefixed(prefix: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """All variables whose names begin with a prefix (settings from the environment)."""
+    source = os.environ if environ is None else environ
+    return {k: v for k, v in sorted(source.items()) if k.startswith(prefix)}

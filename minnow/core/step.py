@@ -1,0 +1,167 @@
+"""StepPlan, StepResult, TokenOutput: what travels between mind and muscle"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from minnow.core.request import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStart:
+    """A sequence takes a row. A resumed sequence starts anew, with all the tokens it has.
+
+    Attributes:
+        row: the sequence's fixed place on the device.
+        token_ids: prompt and, after a preemption, the tokens generated before it.
+        num_prompt_tokens: [0, num_prompt_tokens) of token_ids is the prompt (penalties tell them apart).
+        num_computed_tokens: [0, num_computed_tokens) has K/V already, from the prefix cache.
+        stop_token_ids: every id that ends the sequence; the sampler masks them before min_tokens.
+        seed: random numbers are a function of (seed, position) alone.
+        adapter_slot: LoRA slot of the row; 0 is none.
+    """
+
+    row: int
+    request_id: str
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    adapter_slot: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBlocks:
+    """Blocks appended to a row's table."""
+
+    row: int
+    block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowStep:
+    """One row's part of a step: the tokens at positions [start, start + num_tokens).
+
+    Attributes:
+        num_drafts: how many of num_tokens are drafts to verify (0 while there is no drafter).
+        num_lookahead_slots: slots past the tokens that drafts may write; blocks for them are allocated.
+        is_sampling: the last token's logits yield a token; False for a prefill chunk that is not the last.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    num_drafts: int = 0
+    num_lookahead_slots: int = 0
+    is_sampling: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """All that a rank needs to run one step, in order: stops, starts, blocks, then rows.
+
+    Preempted sequences are stops; nothing in a plan points at a tensor.
+    """
+
+    step: int
+    stops: tuple[int, ...] = ()
+    starts: tuple[RowStart, ...] = ()
+    blocks: tuple[RowBlocks, ...] = ()
+    rows: tuple[RowStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities of one drawn token: its own, its rank, and the likeliest ones.
+
+    Natural logarithms of the distribution before temperature (raw), clipped to finite values.
+    """
+
+    logprob: float
+    rank: int  # 1 is the likeliest
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What a row yielded: no token (an unfinished prefill chunk) or 1 to 1 + drafts.
+
+    Attributes:
+        error: set where the row failed alone, for example "logits are not finite"; others go on.
+    """
+
+    row: int
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The answer to one StepPlan: one RowResult for each of its rows, in its order."""
+
+    step: int
+    rows: tuple[RowResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """What a request gained in a step.
+
+    Attributes:
+        token_ids: new tokens; a stop token that ended the sequence is included.
+        finish_reason: None while it runs.
+        stop_token_id: the token that ended it, when finish_reason is "stop".
+        num_cached_tokens: prompt tokens that the prefix cache had.
+        error: one sentence, when finish_reason is "error".
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """The client no longer wants this request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """A named operation applied between steps: "reset_prefix_cache", "drain", later adapters and weights."""
+
+    control_id: int
+    name: str
+    arguments: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReply:
+    """The answer to a Control of the same id."""
+
+    control_id: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """The engine's gauges and counters since its start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0

@@ -1,0 +1,93 @@
+"""EngineConfig -> a running Engine: the only composition root"""
+
+import os
+from pathlib import Path
+
+import torch
+
+from minnow.cache.blocks import BlockPool
+from minnow.cache.pool import Pool
+from minnow.checkpoint.load import fill, open_weights
+from minnow.config import engine as engine_config
+from minnow.config import model as model_config
+from minnow.config.engine import EngineConfig
+from minnow.config.load import resolve_auto
+from minnow.core.errors import ConfigError
+from minnow.core.log import Logger
+from minnow.core.units import show_bytes
+from minnow.engine import memory
+from minnow.engine.engine import Engine
+from minnow.engine.record import Recorder
+from minnow.engine.runner import Runner
+from minnow.engine.scheduler import Scheduler
+from minnow.kernels import registry
+from minnow.model import decoder_class
+from minnow.parallel.mesh import Mesh
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def build(config: EngineConfig, directory: Path, *, record: Path | None = None) -> Engine:
+    """Read a checkpoint and make an engine that runs it in this process.
+
+    Args:
+        config: as loaded; what is "auto" or 0 in it is settled here.
+        directory: of the checkpoint.
+        record: file that every plan and result is written to, or None.
+
+    Raises:
+        ConfigError, CheckpointError, CapacityError: before weights are read where that is possible.
+    """
+    log = Logger("engine")
+    model = model_config.read(directory)
+    config = resolve_auto(config, model)
+    engine_config.check(config, model)
+    device = device_of(config.kernel.device)
+    torch.set_num_threads(config.kernel.num_threads or len(os.sched_getaffinity(0)))
+    kernels = registry.bind(registry.target_of(device), config.kernel.kernel_backends)
+    layout = memory.layout(config, model, Mesh.single())
+    plan = memory.plan(config, model, layout, device)
+    source = open_weights(directory, model, device)
+    decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
+    fill(decoder, source)
+    pool = Pool(layout, plan.num_blocks, device)
+    log.info(
+        "ready to run",
+        device=kernels.target.name,
+        dtype=config.dtype,
+        cache=config.cache.kv_cache_dtype,
+        blocks=plan.num_blocks,
+        cache_memory=show_bytes(plan.cache_bytes),
+        context_tokens=config.max_model_len,
+    )
+    scheduler = Scheduler(
+        config.scheduler,
+        BlockPool(plan.num_blocks, layout.block_size),
+        max_model_len=config.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        seed=config.seed,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+    )
+    runner = Runner(
+        decoder, pool, kernels, max_num_seqs=config.scheduler.max_num_seqs, max_model_len=config.max_model_len
+    )
+    return Engine(
+        scheduler,
+        runner,
+        model=model,
+        max_model_len=config.max_model_len,
+        max_logprobs=config.server.max_logprobs,
+        recorder=None if record is None else Recorder(record),
+    )
+
+
+def device_of(choice: str) -> torch.device:
+    """The device that `--device` names; "auto" takes a GPU when there is one.
+
+    Raises:
+        ConfigError: cuda is asked for and there is none.
+    """
+    has_cuda = torch.cuda.is_available()
+    if choice == "cuda" and not has_cuda:
+        raise ConfigError("--device is cuda, but torch finds no CUDA device; take --device cpu or auto")
+    return torch.device("cuda" if choice == "cuda" or (choice == "auto" and has_cuda) else "cpu")

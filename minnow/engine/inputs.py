@@ -1,0 +1,52 @@
+"""plan + rows -> StepInputs for the model"""
+
+import torch
+
+from minnow.core.step import StepPlan
+from minnow.engine.rows import RowTable
+from minnow.kernels.registry import Kernels
+from minnow.model.step import StepInputs
+
+_FROM_ROW = -1  # stands for the token that the row drew last, which only the device knows for sure
+
+
+def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) -> StepInputs:
+    """Gather the step's tokens; the rows must have been brought up to the plan.
+
+    Only as many columns of the block tables as the longest sequence needs are handed on.
+    """
+    ids: list[int] = []
+    query_start, logits_rows = [0], []
+    for step in plan.rows:
+        known = table.rows[step.row].token_ids
+        last = step.start + step.num_tokens
+        is_decode = step.num_tokens == 1 and last == len(known)
+        ids += [_FROM_ROW] if is_decode else known[step.start : last]
+        query_start.append(len(ids))
+        if step.is_sampling:
+            logits_rows.append(len(ids) - 1)
+    device = table.block_table.device
+    max_blocks = max(-(-(step.start + step.num_tokens) // block_size) for step in plan.rows)
+
+    def send(values: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    filled, positions, slots, block_table = kernels.step_inputs(
+        send(ids),
+        send([step.row for step in plan.rows]),
+        send([step.start for step in plan.rows]),
+        starts := send(query_start),
+        table.last_token,
+        table.block_table[:, :max_blocks],
+        block_size,
+    )
+    slots_row = [table.rows[step.row].adapter_slot for step in plan.rows]
+    return StepInputs(
+        ids=filled,
+        positions=positions,
+        slots=slots,
+        query_start=starts,
+        block_table=block_table,
+        logits_rows=send(logits_rows, torch.int64),
+        adapter_slots=send(slots_row) if any(slots_row) else None,
+    )

@@ -1,0 +1,113 @@
+"""receive -> step -> send: the loop around an engine, behind a channel"""
+
+import time
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from minnow.config.model import ModelConfig
+from minnow.core.errors import RequestError
+from minnow.core.log import Logger
+from minnow.core.request import Request
+from minnow.core.step import Abort, Control, ControlReply, EngineStats, TokenOutput
+from minnow.engine.channel import Closed, EngineEnd, Outputs, Refusal, ToEngine
+
+STATS_INTERVAL_S = 0.1
+
+
+class StepEngine(Protocol):
+    """What the loop needs of an engine."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """The network that runs."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Take a request.
+
+        Raises:
+            RequestError: it cannot be served; the engine is as before.
+        """
+        ...
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """Drop a request and free its blocks; None when it is not known (any more)."""
+        ...
+
+    def step(self) -> list[TokenOutput]:
+        """Run one step."""
+        ...
+
+    def control(self, message: Control) -> ControlReply:
+        """Apply a named operation between steps; an unknown one is an error in the reply."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters now."""
+        ...
+
+
+def run(
+    engine: StepEngine,
+    end: EngineEnd,
+    *,
+    log: Logger,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Serve the channel until its other end asks to stop, or a step fails.
+
+    Messages are read between steps; the outputs of a step are sent before the next one starts. The last
+    message is always `Closed`.
+
+    Args:
+        engine: stepped on the calling thread, and touched by no other.
+        end: where messages come from and go to.
+        log: told about a failed step, with its traceback.
+        clock: seconds; paces the statistics.
+    """
+    sent_stats, sent_at_s = EngineStats(), clock()
+    try:
+        while (messages := end.receive(is_blocking=engine.is_idle)) is not None:
+            for message in messages:
+                _apply(message, engine, end)
+            if not engine.is_idle:
+                end.send(Outputs(outputs=tuple(engine.step())))
+            # A step that leaves the engine idle always reports: nothing would correct the gauges later.
+            if engine.is_idle or clock() - sent_at_s >= STATS_INTERVAL_S:
+                stats = engine.stats()
+                if stats != sent_stats:
+                    end.send(stats)
+                sent_stats, sent_at_s = stats, clock()
+    except Exception as error:
+        log.error("engine failed", error=f"{type(error).__name__}: {error}")
+        log.error("engine failed", traceback=traceback.format_exc())
+        end.send(Closed(error=f"{type(error).__name__}: {error}"))
+    else:
+        end.send(Closed())
+
+
+def _apply(message: ToEngine, engine: StepEngine, end: EngineEnd) -> None:
+    """Carry out one message."""
+    match message:
+        case Request():
+            try:
+                engine.add(message)
+            except RequestError as error:
+                end.send(Refusal.of(message.request_id, error))
+        case Abort():
+            output = engine.abort(message.request_id)
+            if output is not None:
+                end.send(Outputs(outputs=(output,)))
+        case Control():
+            end.send(engine.control(message))

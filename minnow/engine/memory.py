@@ -1,0 +1,81 @@
+"""what the device has, and how an engine of a configuration would spend it"""
+
+from pathlib import Path
+
+import torch
+
+from minnow.arch import size
+from minnow.cache.layout import BlockLayout, layout_of
+from minnow.config.engine import EngineConfig
+from minnow.config.model import ModelConfig
+from minnow.engine import budget
+from minnow.engine.budget import MemoryPlan
+from minnow.parallel.mesh import Mesh
+
+_CPU_CACHE_BYTES = 4 << 30  # unless asked for more: a CPU's memory is shared with other programs
+_CHUNK_BYTES = 512 << 20  # what the reference operations hold at once
+
+
+def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> BlockLayout:
+    """The row of a cache block on a rank; `config` has no "auto" left."""
+    return layout_of(
+        model,
+        config.cache.kv_cache_dtype,
+        config.attention_config.indexer_kv_dtype,
+        num_kv_heads=mesh.share(model.num_key_value_heads, "tp"),
+        block_size=config.cache.block_size,
+    )
+
+
+def plan(config: EngineConfig, model: ModelConfig, layout: BlockLayout, device: torch.device) -> MemoryPlan:
+    """Decide what the memory of the device is spent on; `config` has no "auto" left.
+
+    On a CPU the cache gets 4 GiB, or what one sequence of full length needs, unless it is told otherwise.
+
+    Raises:
+        CapacityError: it does not fit; names limit, weights, workspace and the largest cache.
+    """
+    longest_blocks = -(-config.max_model_len // layout.block_size) + 1
+    most_bytes = max(_CPU_CACHE_BYTES, longest_blocks * layout.row_bytes) if device.type == "cpu" else None
+    return budget.plan_memory(
+        config.cache,
+        layout,
+        available_bytes=available_bytes(device),
+        weights_bytes=size.measure(model).num_bytes,
+        workspace_bytes=workspace_bytes(config, model),
+        max_model_len=config.max_model_len,
+        most_bytes=most_bytes,
+    )
+
+
+def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of activations and logits of the largest step, from above."""
+    widest = max(
+        model.num_attention_heads * model.head_dim,
+        2 * model.dense_intermediate_size,
+        2 * model.intermediate_size * model.num_experts_per_tok,
+        model.hidden_size,
+    )
+    activations = config.scheduler.max_num_batched_tokens * (4 * model.hidden_size + 2 * widest) * 4
+    logits = config.scheduler.max_num_seqs * model.vocab_size * 4 * 8  # sampling sorts and sums in f64
+    return activations + logits + _CHUNK_BYTES
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that is free on the device; for a CPU, in its container where that has less."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    return min(free, _container_bytes())
+
+
+def _container_bytes() -> int:
+    """What the control group leaves, or a number above any memory where it sets no limit."""
+    folder = Path("/sys/fs/cgroup")
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        if (folder / limit).is_file():
+            text = (folder / limit).read_text(encoding="ascii").strip()
+            if text != "max":
+                return max(int(text) - int((folder / used).read_text(encoding="ascii")), 0)
+    return 1 << 62

@@ -1,0 +1,67 @@
+"""the request table on the device: one fixed row a sequence"""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from minnow.core.request import SamplingParams
+from minnow.core.step import RowResult, StepPlan
+
+
+@dataclass(slots=True)
+class Row:
+    """What the muscle remembers of a sequence between steps.
+
+    Attributes:
+        token_ids: prompt and output so far; grows with each sampled token.
+        num_blocks: entries of the row's block table that are set.
+    """
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    adapter_slot: int = 0
+    num_blocks: int = field(default=0)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+class RowTable:
+    """Fixed rows: block tables and last tokens on the device, the rest on the host."""
+
+    def __init__(self, num_rows: int, max_blocks: int, device: torch.device) -> None:
+        self.rows: dict[int, Row] = {}
+        self.block_table = torch.zeros(num_rows, max_blocks, dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(num_rows, dtype=torch.int32, device=device)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Stops, starts, then new blocks: the rows as the plan's steps need them."""
+        for row in plan.stops:
+            del self.rows[row]
+        for start in plan.starts:
+            assert start.row not in self.rows, f"row {start.row} starts twice"
+            self.rows[start.row] = Row(
+                list(start.token_ids),
+                start.num_prompt_tokens,
+                start.sampling,
+                start.stop_token_ids,
+                start.seed,
+                start.adapter_slot,
+            )
+            self.last_token[start.row] = start.token_ids[-1]
+        for added in plan.blocks:
+            row_state = self.rows[added.row]
+            first, last = row_state.num_blocks, row_state.num_blocks + len(added.block_ids)
+            self.block_table[added.row, first:last] = torch.tensor(added.block_ids, dtype=torch.int32)
+            row_state.num_blocks = last
+
+    def append(self, result: RowResult) -> None:
+        """Add the tokens that a row drew."""
+        if result.token_ids:
+            self.rows[result.row].token_ids.extend(result.token_ids)
+            self.last_token[result.row] = result.token_ids[-1]

@@ -1,0 +1,103 @@
+"""logits -> tokens, log-probabilities"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minnow.core.step import RowResult, TokenLogprobs
+from minnow.engine.rows import Row
+from minnow.kernels.registry import Kernels
+
+_LEAST = -9999.0  # log-probabilities are clipped here: minus infinity is no JSON
+_MASK = (1 << 64) - 1
+
+
+def random_uniform(seed: int, position: int, stream: int = 0) -> float:
+    """A number in [0, 1) that depends on its arguments alone, so neighbours never change a draw.
+
+    Args:
+        seed: of the sequence; position: of the token to be drawn; stream: keeps uses apart.
+
+    Source: the SplitMix64 mixing function, applied to each argument in turn.
+    """
+    state = 0
+    for word in (seed, position, stream):
+        state = (state ^ (word & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return (state >> 11) / (1 << 53)
+
+
+def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) -> list[RowResult]:
+    """Draw one token for each row.
+
+    Args:
+        logits: f32 [S V], one row a sequence.
+        rows: the sequences' row numbers and rows, in the order of the logits.
+
+    Returns:
+        One RowResult each; a row whose logits are not finite fails alone.
+    """
+    is_finite = torch.isfinite(logits).all(-1).tolist()
+    adjusted = logits.clone()
+    for s, (_, row) in enumerate(rows):
+        _adjust(adjusted[s], row)
+    settings = [row.sampling for _, row in rows]
+
+    def send(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=logits.device)
+
+    ids = kernels.sample(
+        torch.nan_to_num(adjusted, nan=0.0, posinf=0.0, neginf=-torch.inf),
+        send([p.temperature for p in settings], torch.float32),
+        send([p.top_k for p in settings], torch.int64),
+        send([p.top_p for p in settings], torch.float32),
+        send([p.min_p for p in settings], torch.float32),
+        send([random_uniform(row.seed, len(row.token_ids)) for _, row in rows], torch.float64),
+    ).tolist()
+    results = []
+    for s, (number, row) in enumerate(rows):
+        if not is_finite[s]:
+            results.append(RowResult(row=number, error="the model's logits are not finite"))
+            continue
+        wanted = row.sampling.logprobs
+        logprobs = () if wanted is None else (_logprobs(logits[s], ids[s], wanted),)
+        results.append(RowResult(row=number, token_ids=(ids[s],), logprobs=logprobs))
+    return results
+
+
+def _adjust(logits: Tensor, row: Row) -> None:
+    """Masks, bias and penalties, in place; order as in vLLM."""
+    sampling = row.sampling
+    if sampling.allowed_token_ids is not None:
+        is_banned = torch.ones_like(logits, dtype=torch.bool)
+        is_banned[list(sampling.allowed_token_ids)] = False
+        logits.masked_fill_(is_banned, -torch.inf)
+    if row.num_output_tokens < sampling.min_tokens and row.stop_token_ids:
+        logits[list(row.stop_token_ids)] = -torch.inf
+    for token_id, bias in sampling.logit_bias:
+        logits[token_id] += bias
+    _penalise(logits, row)
+
+
+def _penalise(logits: Tensor, row: Row) -> None:
+    sampling = row.sampling
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(row.token_ids)), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        output = torch.tensor(row.token_ids[row.num_prompt_tokens :], dtype=torch.int64, device=logits.device)
+        counts = torch.bincount(output, minlength=len(logits)).to(logits.dtype)
+        logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+
+
+def _logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """Of the raw distribution, before masks, penalties and temperature."""
+    values = logits.log_softmax(-1)
+    own = values[token_id]
+    best = values.topk(min(num_top, len(values)))
+    top = tuple((int(i), max(float(v), _LEAST)) for i, v in zip(best.indices, best.values, strict=True))
+    return TokenLogprobs(logprob=max(float(own), _LEAST), rank=int((values > own).sum()) + 1, top=top)

@@ -1,0 +1,398 @@
+"""plan() and commit() (no torch)"""
+
+import heapq
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from minnow.cache.blocks import BlockPool
+from minnow.cache.prefix import PrefixCache
+from minnow.config.scheduler import SchedulerConfig
+from minnow.core.errors import ConfigError, RequestError
+from minnow.core.request import Request
+from minnow.core.step import (
+    EngineStats,
+    FinishReason,
+    RowBlocks,
+    RowResult,
+    RowStart,
+    RowStep,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    TokenOutput,
+)
+from minnow.engine import policy, sequence
+from minnow.engine.sequence import Sequence, State
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A plan in the making."""
+
+    budget_tokens: int
+    starts: list[RowStart] = field(default_factory=list)
+    blocks_by_row: dict[int, list[int]] = field(default_factory=dict)
+    step_by_row: dict[int, tuple[Sequence, RowStep]] = field(default_factory=dict)
+    has_preempted: bool = False
+
+
+class Scheduler:
+    """Chooses what runs in each step, and settles what came of it.
+
+    plan() and commit() alternate in the plain loop. They may also overlap: plan N + 1 is made before commit N, with
+    the largest lengths that step N can leave; commits keep the order of plans. Whatever ends meanwhile (by a stop
+    token, an error or an abort) keeps its row and blocks until the last plan that holds it is committed, because the
+    device may still write there.
+
+    A step that fails as a whole is committed like any other, with an error in each row.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        blocks: BlockPool,
+        *,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...],
+        seed: int,
+        enable_prefix_caching: bool,
+    ) -> None:
+        """Make a scheduler without requests.
+
+        Args:
+            config: limits and policy.
+            blocks: the pool; nobody else takes blocks from it.
+            max_model_len: longest prompt plus output. Where all blocks hold less, max_tokens None ends there.
+            eos_token_ids: end a sequence unless it has ignore_eos.
+            seed: gives requests without a seed one each.
+            enable_prefix_caching: reuse blocks of equal prefixes.
+
+        Raises:
+            ConfigError: a step could hold no token or no sequence.
+        """
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if getattr(config, name) < 1:
+                raise ConfigError(f"{name} is {getattr(config, name)}; it must be 1 or more")
+        self._config = config
+        self._blocks = blocks
+        self._prefix = PrefixCache(blocks) if enable_prefix_caching else None
+        self._max_model_len = max_model_len
+        self._cache_tokens = blocks.num_usable_blocks * blocks.block_size
+        self._eos_token_ids = eos_token_ids
+        self._seed = seed
+        self._waiting: list[Sequence] = []  # both lists in the order of ranks
+        self._running: list[Sequence] = []
+        self._by_id: dict[str, Sequence] = {}
+        self._in_flight: dict[int, tuple[Sequence, ...]] = {}  # of each step not committed, in the order of its rows
+        self._free_rows = list(range(config.max_num_seqs))  # a heap
+        self._stops: list[int] = []  # rows freed since the last plan
+        self._step = 0
+        self._num_added = 0
+        self._num_preemptions = 0
+        self._prefix_queries_tokens = 0
+        self._prefix_hits_tokens = 0
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is waiting, running or in flight."""
+        return not self._by_id and not self._in_flight
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: its id is taken, it has no tokens, or it could never fit the context or the cache.
+        """
+        if request.request_id in self._by_id:
+            raise RequestError(f"request id {request.request_id!r} is in use; take another", param="request_id")
+        policy.check_fits(request, max_model_len=self._max_model_len, cache_tokens=self._cache_tokens)
+        new = sequence.make(
+            request,
+            rank=policy.rank(request, self._num_added, self._config.scheduling_policy),
+            max_context_tokens=min(self._max_model_len, self._cache_tokens + 1),
+            eos_token_ids=self._eos_token_ids,
+            engine_seed=self._seed,
+            chain=None if self._prefix is None else self._prefix.chain(request),
+        )
+        self._num_added += 1
+        self._by_id[request.request_id] = new
+        insort(self._waiting, new, key=_rank)
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """End a request at any moment; None when it is unknown or has ended already.
+
+        Its blocks are free at once, or after the commit of the plans that hold it.
+        """
+        ended = self._by_id.get(request_id)
+        if ended is None:
+            return None
+        output = self._output(ended, finish_reason="abort")
+        self._finish(ended)
+        return output
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; sequences that run keep their blocks."""
+        if self._prefix is not None:
+            self._prefix.reset()
+
+    # -- plan ---------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """Choose the next step, or None when there is nothing to run.
+
+        Running sequences come first, those that need one token before those with a prompt to finish, so that a long
+        prompt delays nobody's next token. What is left of the budget goes to waiting ones, unless one was preempted
+        in this very step.
+        """
+        draft = _Draft(budget_tokens=self._config.max_num_batched_tokens)
+        for is_decoding in (True, False):
+            for candidate in list(self._running):
+                self._continue(candidate, draft, is_decoding=is_decoding)
+        if not draft.has_preempted:
+            self._admit(draft)
+        if not draft.step_by_row:
+            return None
+        self._step += 1
+        plan = StepPlan(
+            step=self._step,
+            stops=tuple(self._stops),
+            starts=tuple(draft.starts),
+            blocks=tuple(RowBlocks(row=row, block_ids=tuple(ids)) for row, ids in draft.blocks_by_row.items() if ids),
+            rows=tuple(step for _, step in draft.step_by_row.values()),
+        )
+        self._stops.clear()
+        for planned, step in draft.step_by_row.values():
+            planned.num_computed_tokens += step.num_tokens
+            planned.num_in_flight += 1
+            planned.num_pending_tokens += step.is_sampling
+        self._in_flight[plan.step] = tuple(planned for planned, _ in draft.step_by_row.values())
+        return plan
+
+    def _continue(self, running: Sequence, draft: _Draft, *, is_decoding: bool) -> None:
+        num_remaining = running.num_remaining_tokens
+        if running.state is not State.RUNNING or num_remaining < 1 or (num_remaining == 1) != is_decoding:
+            return
+        num_tokens = self._num_chunk_tokens(num_remaining, draft)
+        if not num_tokens:
+            return
+        num_blocks = self._blocks.num_blocks_of(running.num_computed_tokens + num_tokens) - len(running.block_ids)
+        while num_blocks > self._blocks.num_free_blocks:
+            preempted = policy.victim(self._running)
+            self._preempt(preempted, draft)
+            if preempted is running:
+                return
+        if num_blocks > 0:
+            new_ids = self._blocks.allocate(num_blocks)
+            running.block_ids += new_ids
+            draft.blocks_by_row[_row(running)] = new_ids
+        self._schedule(running, num_tokens, draft)
+
+    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+        """Take everything from a running sequence but its tokens; it is computed anew later."""
+        row = _row(victim)
+        draft.has_preempted = True
+        draft.blocks_by_row.pop(row, None)
+        if row in draft.step_by_row:
+            draft.budget_tokens += draft.step_by_row.pop(row)[1].num_tokens
+        _remove(self._running, victim)
+        self._release(victim)
+        victim.state = State.PREEMPTED
+        victim.num_computed_tokens = victim.num_published_blocks = 0
+        victim.num_preemptions += 1
+        self._num_preemptions += 1
+        insort(self._waiting, victim, key=_rank)
+
+    def _admit(self, draft: _Draft) -> None:
+        """Start waiting sequences in order, until one does not fit: nobody is overtaken, so nobody starves."""
+        while self._waiting and self._free_rows and draft.budget_tokens:
+            # The tokens of a plan in flight must arrive first, as a start carries all tokens.
+            if self._waiting[0].num_in_flight or not self._start(self._waiting[0], draft):
+                break
+
+    def _start(self, waiting: Sequence, draft: _Draft) -> bool:
+        # The match and the taking of its blocks are one act: nothing is planned on a match that may grow stale.
+        cached = self._match(waiting)
+        num_cached_tokens = len(cached) * self._blocks.block_size
+        num_tokens = self._num_chunk_tokens(len(waiting.token_ids) - num_cached_tokens, draft)
+        is_whole = policy.needs_whole(waiting, is_reserving=self._config.scheduler_reserve_full_isl)
+        num_held_tokens = len(waiting.token_ids) if is_whole else num_cached_tokens + num_tokens
+        num_new_blocks = self._blocks.num_blocks_of(num_held_tokens) - len(cached)
+        num_revived_blocks = sum(self._blocks.is_free(block_id) for block_id in cached)
+        if not policy.can_admit(
+            num_new_blocks + num_revived_blocks,
+            self._blocks.num_free_blocks,
+            num_reserved_blocks=int(self._config.watermark * self._blocks.num_blocks) if self._running else 0,
+        ):
+            return False
+        self._blocks.share(cached)
+        waiting.block_ids = cached + self._blocks.allocate(num_new_blocks)
+        waiting.num_computed_tokens = num_cached_tokens
+        waiting.num_published_blocks = len(cached)
+        waiting.row = heapq.heappop(self._free_rows)
+        waiting.state = State.RUNNING
+        if waiting.num_cached_tokens is None:
+            waiting.num_cached_tokens = num_cached_tokens
+            self._prefix_queries_tokens += len(waiting.token_ids)
+            self._prefix_hits_tokens += num_cached_tokens
+        del self._waiting[0]
+        insort(self._running, waiting, key=_rank)
+        draft.starts.append(waiting.row_start())
+        draft.blocks_by_row[waiting.row] = waiting.block_ids
+        self._schedule(waiting, num_tokens, draft)
+        return True
+
+    def _match(self, waiting: Sequence) -> list[int]:
+        # Log-probabilities of the prompt need the logits of every prompt token, so nothing may be skipped.
+        if self._prefix is None or waiting.chain is None or waiting.request.sampling.prompt_logprobs is not None:
+            return []
+        return self._prefix.match(waiting.chain, waiting.token_ids)
+
+    def _num_chunk_tokens(self, num_remaining_tokens: int, draft: _Draft) -> int:
+        return policy.num_chunk_tokens(
+            num_remaining_tokens,
+            draft.budget_tokens,
+            threshold_tokens=self._config.long_prefill_token_threshold,
+            is_alone=len(self._by_id) == 1,
+        )
+
+    def _schedule(self, planned: Sequence, num_tokens: int, draft: _Draft) -> None:
+        row, start = _row(planned), planned.num_computed_tokens
+        is_last_chunk = start + num_tokens == planned.num_known_tokens
+        step = RowStep(row=row, start=start, num_tokens=num_tokens, is_sampling=is_last_chunk and planned.is_generating)
+        draft.step_by_row[row] = (planned, step)
+        draft.budget_tokens -= num_tokens
+
+    # -- commit -------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOutput]:
+        """Settle a step: append tokens, publish full blocks, end what has ended.
+
+        Args:
+            plan: the oldest plan not committed.
+            result: one RowResult for each row of the plan, in its order.
+
+        Returns:
+            What each request gained; nothing for unfinished prompts and for requests aborted meanwhile.
+        """
+        assert result.step == plan.step, f"plan {plan.step} got the result of step {result.step}"
+        outputs = []
+        for planned, step, row in zip(self._in_flight.pop(plan.step), plan.rows, result.rows, strict=True):
+            assert row.row == step.row, f"row {step.row} got the result of row {row.row}"
+            planned.num_in_flight -= 1
+            planned.num_pending_tokens -= step.is_sampling
+            if planned.state is State.FINISHED:
+                if not planned.num_in_flight:
+                    self._release(planned)
+                continue
+            output = self._commit_row(planned, step, row)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _commit_row(self, planned: Sequence, step: RowStep, row: RowResult) -> TokenOutput | None:
+        if row.error is not None:
+            # Any of its blocks may hold what broke it, also those that it published earlier or shared.
+            self._blocks.forget(planned.block_ids)
+            self._finish(planned)
+            return self._output(planned, finish_reason="error", error=row.error)
+        assert bool(row.token_ids) == step.is_sampling, f"row {step.row} yielded {len(row.token_ids)} tokens"
+        num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
+        num_taken_tokens, reason = planned.take(row.token_ids)
+        self._generation_tokens += num_taken_tokens
+        if planned.state is State.RUNNING:
+            planned.num_computed_tokens -= num_rejected_tokens
+            self._publish(planned, step.start + step.num_tokens - num_rejected_tokens)
+        if not planned.is_generating and step.start + step.num_tokens >= planned.max_total_tokens:
+            reason = "length"
+        if reason is not None:
+            self._finish(planned)
+        elif not num_taken_tokens:
+            return None
+        taken = row.token_ids[:num_taken_tokens]
+        return self._output(planned, taken, row.logprobs[:num_taken_tokens], finish_reason=reason)
+
+    def _publish(self, planned: Sequence, num_computed_tokens: int) -> None:
+        if self._prefix is None or planned.chain is None:
+            return
+        num_full_blocks = min(num_computed_tokens, len(planned.token_ids)) // self._blocks.block_size
+        start = planned.num_published_blocks
+        if num_full_blocks > start:
+            self._prefix.publish(planned.chain, planned.token_ids, planned.block_ids, start=start, stop=num_full_blocks)
+            planned.num_published_blocks = num_full_blocks
+
+    def _output(
+        self,
+        of: Sequence,
+        token_ids: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        *,
+        finish_reason: FinishReason | None,
+        error: str | None = None,
+    ) -> TokenOutput:
+        if not of.has_answered and of.num_cached_tokens is not None:
+            self._prompt_tokens += of.num_prompt_tokens
+        return of.answer(token_ids, logprobs, finish_reason=finish_reason, error=error)
+
+    def _finish(self, ended: Sequence) -> None:
+        _remove(self._running if ended.state is State.RUNNING else self._waiting, ended)
+        del self._by_id[ended.request.request_id]
+        ended.state = State.FINISHED
+        if not ended.num_in_flight:
+            self._release(ended)
+
+    def _release(self, holder: Sequence) -> None:
+        """Give row and blocks back; the next plan tells the device to stop the row before anybody starts there."""
+        if holder.row is not None:
+            self._stops.append(holder.row)
+            heapq.heappush(self._free_rows, holder.row)
+            holder.row = None
+        self._blocks.free(holder.block_ids)
+        holder.block_ids = []
+
+    # -- for operators and tests --------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters since the start."""
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            num_blocks=self._blocks.num_usable_blocks,
+            num_free_blocks=self._blocks.num_free_blocks,
+            prefix_queries_tokens=self._prefix_queries_tokens,
+            prefix_hits_tokens=self._prefix_hits_tokens,
+            num_preemptions=self._num_preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+        )
+
+    def check(self) -> None:
+        """Prove that sequences, rows and blocks agree; an AssertionError is a mistake of ours."""
+        assert sorted(s.rank for s in self._by_id.values()) == sorted(map(_rank, self._waiting + self._running))
+        for queue in (self._waiting, self._running):
+            assert queue == sorted(queue, key=_rank), "a queue is out of order"
+        for waiting in self._waiting:
+            holds = waiting.row, waiting.block_ids, waiting.num_computed_tokens, waiting.num_published_blocks
+            assert holds == (None, [], 0, 0), f"{waiting.request.request_id} waits and holds {holds}"
+        for running in self._running:
+            num_held_tokens = len(running.block_ids) * self._blocks.block_size
+            assert running.num_computed_tokens <= num_held_tokens, f"{running.request.request_id} outgrew its blocks"
+        in_flight = (planned for planned_of_step in self._in_flight.values() for planned in planned_of_step)
+        holders = list(dict.fromkeys([*self._running, *in_flight]))  # eq=False: by identity
+        rows = [holder.row for holder in holders if holder.row is not None]
+        assert sorted(rows + self._free_rows) == list(range(self._config.max_num_seqs)), "a row is owned twice or lost"
+        self._blocks.check([holder.block_ids for holder in holders])
+
+
+def _rank(of: Sequence) -> tuple[int, float, int]:
+    return of.rank
+
+
+def _row(running: Sequence) -> int:
+    assert running.row is not None, f"{running.request.request_id} runs without a row"
+    return running.row
+
+
+def _remove(queue: list[Sequence], leaving: Sequence) -> None:
+    del queue[bisect_left(queue, leaving.rank, key=_rank)]

@@ -1,0 +1,166 @@
+"""Sequence: one running generation, host side"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import sha256
+
+from minnow.cache.prefix import HashChain
+from minnow.core.request import Request
+from minnow.core.step import FinishReason, RowStart, TokenLogprobs, TokenOutput
+
+
+class State(Enum):
+    """Where a sequence stands. A preempted one waits again, before all that never ran."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """One running generation, host side. The scheduler alone changes it.
+
+    Tokens [0, num_computed_tokens) have keys and values once every plan made so far has run; tokens
+    [num_computed_tokens, num_known_tokens) are still to be computed. Blocks [0, num_published_blocks) of the table
+    are known to the prefix cache.
+
+    Attributes:
+        token_ids: prompt and output.
+        rank: order among sequences: waiting ones are admitted from the lowest, the highest running one is preempted.
+        max_total_tokens: prompt and output end here at the latest.
+        stop_token_ids: every id that ends it.
+        seed: of its random numbers.
+        chain: hashes of its blocks; None without prefix caching.
+        row: fixed place on the device while it runs.
+        num_in_flight: plans that hold it and are not committed.
+        num_pending_tokens: tokens that those plans will yield at least.
+        num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before.
+    """
+
+    request: Request
+    token_ids: list[int]
+    rank: tuple[int, float, int]
+    max_total_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int
+    chain: HashChain | None = None
+    state: State = State.WAITING
+    row: int | None = None
+    block_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_published_blocks: int = 0
+    num_in_flight: int = 0
+    num_pending_tokens: int = 0
+    num_cached_tokens: int | None = None
+    num_preemptions: int = 0
+    has_answered: bool = False
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.token_ids)
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether it may yield tokens at all; False with max_tokens 0, which only computes the prompt."""
+        return self.max_total_tokens > self.num_prompt_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens it has, with those that plans in flight yield."""
+        return len(self.token_ids) + self.num_pending_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens to compute before the next one can be drawn; 0 when it is bound to end.
+
+        The last token that it may have is never an input, so nothing is computed for it.
+        """
+        last = self.max_total_tokens - 1 if self.is_generating else self.max_total_tokens
+        return min(self.num_known_tokens, last) - self.num_computed_tokens
+
+    def take(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Append tokens up to the one that ends the sequence; says how many, and why it ends."""
+        for num_taken_tokens, token_id in enumerate(token_ids, start=1):
+            num_earlier_tokens = len(self.token_ids) - self.num_prompt_tokens
+            self.token_ids.append(token_id)
+            if token_id in self.stop_token_ids and num_earlier_tokens >= self.request.sampling.min_tokens:
+                return num_taken_tokens, "stop"
+            if len(self.token_ids) >= self.max_total_tokens:
+                return num_taken_tokens, "length"
+        return len(token_ids), None
+
+    def row_start(self) -> RowStart:
+        """What the device must know when the sequence takes its row."""
+        assert self.row is not None, f"{self.request.request_id} has no row to start on"
+        return RowStart(
+            row=self.row,
+            request_id=self.request.request_id,
+            token_ids=tuple(self.token_ids),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            sampling=self.request.sampling,
+            stop_token_ids=self.stop_token_ids,
+            seed=self.seed,
+        )
+
+    def answer(
+        self,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...],
+        *,
+        finish_reason: FinishReason | None,
+        error: str | None,
+    ) -> TokenOutput:
+        """An output of this sequence; the first one tells how much of the prompt was cached."""
+        num_cached_tokens = 0 if self.has_answered else self.num_cached_tokens or 0
+        self.has_answered = True
+        return TokenOutput(
+            request_id=self.request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=token_ids[-1] if finish_reason == "stop" else None,
+            num_cached_tokens=num_cached_tokens,
+            error=error,
+        )
+
+
+def make(
+    request: Request,
+    *,
+    rank: tuple[int, float, int],
+    max_context_tokens: int,
+    eos_token_ids: tuple[int, ...],
+    engine_seed: int,
+    chain: HashChain | None,
+) -> Sequence:
+    """A waiting sequence for a request that policy.check_fits has let in.
+
+    Args:
+        rank: see Sequence.
+        max_context_tokens: prompt and output end here where max_tokens is None.
+        eos_token_ids: the model's own stop tokens.
+        engine_seed: with the order of arrival it gives requests without a seed one each.
+        chain: for prefix caching.
+    """
+    sampling = request.sampling
+    num_prompt_tokens = len(request.token_ids)
+    max_total_tokens = max_context_tokens if sampling.max_tokens is None else num_prompt_tokens + sampling.max_tokens
+    own_stops = () if sampling.ignore_eos else eos_token_ids
+    return Sequence(
+        request=request,
+        token_ids=list(request.token_ids),
+        rank=rank,
+        max_total_tokens=max_total_tokens,
+        stop_token_ids=tuple(dict.fromkeys(own_stops + sampling.stop_token_ids)),
+        seed=_fresh_seed(engine_seed, rank[-1]) if sampling.seed is None else sampling.seed,
+        chain=chain,
+    )
+
+
+def _fresh_seed(engine_seed: int, order: int) -> int:
+    """A seed that no other request of this engine has, 64 bits signed; the same in every run of the same requests."""
+    return int.from_bytes(sha256(f"{engine_seed} {order}".encode()).digest()[:8], "little", signed=True)

@@ -1,0 +1,1 @@
+"""number formats: exact definitions, in torch"""

@@ -1,0 +1,27 @@
+"""causal attention over the whole context; prefill and decode alike"""
+
+from minnow.kernels.contract import Op
+
+OP = Op(
+    name="dense_attention",
+    inputs={
+        "q": "bf16|f32 [T N H]",
+        "k_cache": "cache [B G L H]",
+        "v_cache": "cache [B G L H]",
+        "block_table": "i32 [S M]",
+        "query_start": "i32 [S1]",
+        "positions": "i32 [T]",
+        "scale": "scalar",
+    },
+    outputs={"out": "same [T N H]"},
+    cost=lambda T, N, G, H, context_tokens, key_bytes=2.0: (
+        4 * T * N * H * context_tokens,
+        2 * G * context_tokens * H * key_bytes,
+    ),
+    cases=(
+        {"N": 3, "G": 1, "H": 32, "L": 16, "contexts": (1,), "queries": (1,), "format": "bf16"},
+        {"N": 4, "G": 2, "H": 32, "L": 16, "contexts": (50, 17), "queries": (50, 1), "format": "nvfp4"},
+        {"N": 6, "G": 3, "H": 64, "L": 16, "contexts": (33, 64, 16), "queries": (2, 0, 16), "format": "fp8"},
+    ),
+    device_cases=({"N": 64, "G": 4, "H": 128, "L": 128, "contexts": (8192,), "queries": (512,), "format": "fp8"},),
+)

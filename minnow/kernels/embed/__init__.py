@@ -1,0 +1,16 @@
+"""rows of the embedding table, by token id"""
+
+from minnow.kernels.contract import Op
+
+OP = Op(
+    name="embed",
+    inputs={"ids": "i32|i64 [T]", "table": "weight [V D]", "dtype": "scalar"},
+    outputs={"x": "bf16|f32 [T D]"},
+    cost=lambda T, D, V=0, itemsize=2: (0, 2 * T * D * itemsize),
+    cases=(
+        {"T": 1, "D": 64, "V": 7, "format": "bf16"},
+        {"T": 5, "D": 96, "V": 40, "format": "int8"},
+        {"T": 0, "D": 32, "V": 3, "format": "f32"},
+    ),
+    device_cases=({"T": 4096, "D": 6144, "V": 200064, "format": "bf16"},),
+)

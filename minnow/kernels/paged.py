@@ -1,0 +1,28 @@
+"""block tables of made-up sequences, for the inputs of cases"""
+
+import torch
+from torch import Tensor
+
+
+def make_tables(
+    device: torch.device, block_length: int, contexts: tuple[int, ...], queries: tuple[int, ...]
+) -> tuple[dict[str, Tensor], int]:
+    """Tables that scatter each sequence over a shuffled pool; queries are the last tokens of each context.
+
+    Args:
+        contexts, queries: tokens in all, and of the step, for each sequence.
+
+    Returns:
+        block_table i32 [S M], query_start i32 [S + 1], positions i32 [T], and the number of pool blocks.
+        Entries past a sequence's end hold -1: an operation that reads them fails.
+    """
+    counts = [-(-context // block_length) for context in contexts]
+    num_pool_blocks = sum(counts) + 1
+    pool = torch.randperm(num_pool_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
+    table = torch.full((len(contexts), max(counts)), -1, dtype=torch.int32)
+    for s, blocks in enumerate(pool.split(counts)):
+        table[s, : len(blocks)] = blocks
+    places = [torch.arange(c - q, c) for c, q in zip(contexts, queries, strict=True)]
+    starts = torch.tensor((0, *queries)).cumsum(0)
+    named = {"block_table": table, "query_start": starts, "positions": torch.cat(places)}
+    return {name: value.to(device, torch.int32) for name, value in named.items()}, num_pool_blocks

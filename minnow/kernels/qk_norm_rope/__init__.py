@@ -1,0 +1,23 @@
+"""per-head norm, then rotary position, of queries or keys"""
+
+from minnow.kernels.contract import Op
+
+OP = Op(
+    name="qk_norm_rope",
+    inputs={
+        "x": "bf16|f32 [T N H]",
+        "w": "bf16|f32? [H]",
+        "positions": "i32 [T]",
+        "inv_freq": "f32 [R]",
+        "eps": "scalar",
+        "offset": "scalar",
+    },
+    outputs={"y": "same [T N H]"},
+    cost=lambda T, N, H, itemsize=2: (10 * T * N * H, 2 * T * N * H * itemsize),
+    cases=(
+        {"T": 1, "N": 2, "H": 32, "rotary": 16, "has_norm": True},
+        {"T": 7, "N": 3, "H": 64, "rotary": 64, "has_norm": False},
+        {"T": 0, "N": 1, "H": 32, "rotary": 32, "has_norm": True},
+    ),
+    device_cases=({"T": 4096, "N": 64, "H": 128, "rotary": 64, "has_norm": True},),
+)

@@ -1,0 +1,19 @@
+"""logits to tokens: temperature, top-k, top-p, min-p, and one random number a row"""
+
+from minnow.kernels.contract import Op
+
+OP = Op(
+    name="sample",
+    inputs={
+        "logits": "f32 [S V]",
+        "temperature": "f32 [S]",
+        "top_k": "i64 [S]",
+        "top_p": "f32 [S]",
+        "min_p": "f32 [S]",
+        "uniform": "f64 [S]",
+    },
+    outputs={"ids": "i64 [S]"},
+    cost=lambda S, V: (20 * S * V, 4 * S * V),
+    cases=({"S": 1, "V": 11}, {"S": 6, "V": 200}, {"S": 0, "V": 5}),
+    device_cases=({"S": 64, "V": 200064},),
+)

@@ -1,0 +1,272 @@
+"""LLM: the offline door (prompts in, texts out), a thin shell over engine/"""
+
+import itertools
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from minnow.checkpoint import demo
+from minnow.config import load
+from minnow.config.engine import EngineConfig
+from minnow.core.errors import RequestError
+from minnow.core.request import Request, SamplingParams
+from minnow.core.step import FinishReason, TokenLogprobs, TokenOutput
+from minnow.engine import build
+from minnow.text.detokenize import Detokenizer
+from minnow.text.stop import StopMatcher
+from minnow.text.template import ChatTemplate
+from minnow.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One continuation.
+
+    Attributes:
+        text: without the stop string or stop token that ended it.
+        token_ids: the token that ended it included.
+        finish_reason: "stop", "length", or "error".
+        stop_reason: the stop string or, for a stop token that was asked for, its id.
+        logprobs: one a token, where they were asked for.
+        error: one sentence, where finish_reason is "error".
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What came of one prompt.
+
+    Attributes:
+        prompt: None where it was given as token ids.
+        num_cached_tokens: prompt tokens whose keys and values another prompt had left.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """New text of one prompt's continuation, as it comes.
+
+    Attributes:
+        index: of the prompt.
+        output: set with the last piece: all of it.
+    """
+
+    index: int
+    text: str
+    output: RequestOutput | None = None
+
+
+class _Continuation:
+    """One prompt on its way: collects tokens, makes text of them, finds stop strings."""
+
+    def __init__(self, index: int, request: Request, prompt: str | None, text: Detokenizer, stop: StopMatcher) -> None:
+        self.index = index
+        self.request = request
+        self._prompt = prompt
+        self._detokenizer = text
+        self._stop = stop
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._num_cached_tokens = 0
+
+    def take(self, output: TokenOutput) -> Piece:
+        """Take what a step yielded."""
+        self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        new = ""
+        for position, token_id in enumerate(output.token_ids):
+            self._token_ids.append(token_id)
+            self._logprobs += output.logprobs[position : position + 1]
+            is_end = output.stop_token_id is not None and position == len(output.token_ids) - 1
+            shown, matched = ("", None) if is_end else self._stop.step(self._detokenizer.step(token_id))
+            new += shown
+            if matched is not None:
+                return self._finish(new, "stop", matched)
+        if output.finish_reason is None:
+            self._text += new
+            return Piece(index=self.index, text=new)
+        tail, matched = self._stop.step(self._detokenizer.flush())
+        new += tail + self._stop.flush()
+        if matched is not None:
+            return self._finish(new, "stop", matched)
+        is_asked = output.stop_token_id in self.request.sampling.stop_token_ids
+        return self._finish(new, output.finish_reason, output.stop_token_id if is_asked else None, output.error)
+
+    def _finish(self, new: str, reason: FinishReason, stop_reason: str | int | None, error: str | None = None) -> Piece:
+        self._text += new
+        completion = CompletionOutput(
+            index=0,
+            text=self._text,
+            token_ids=tuple(self._token_ids),
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=tuple(self._logprobs) if self.request.sampling.logprobs is not None else None,
+            error=error,
+        )
+        output = RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.request.token_ids,
+            outputs=(completion,),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+        return Piece(index=self.index, text=new, output=output)
+
+
+class LLM:
+    """A model in this process.
+
+    Args:
+        model: a checkpoint's directory, a name such as "smollm2-135m", or a whole EngineConfig.
+        record: file to write every step to, for `minnow replay`.
+        settings: any setting of `minnow explain` by name, for example max_model_len=4096.
+
+    Raises:
+        ConfigError: no such model, an unknown setting, or settings that cannot work.
+        CheckpointError: its weights are missing or broken.
+        CapacityError: it does not fit the memory.
+    """
+
+    def __init__(self, model: str | EngineConfig, *, record: Path | None = None, **settings: object) -> None:
+        if isinstance(model, EngineConfig):
+            assert not settings, "an EngineConfig already holds every setting"
+            config = model
+        else:
+            config = load.from_values({"model": model, **settings}).config
+        directory = demo.resolve(config.model)
+        override = Path(config.server.chat_template) if config.server.chat_template else None
+        self.tokenizer = Tokenizer.load(directory)
+        self._directory, self._override = directory, override
+        self.engine = build.build(config, directory, record=record)
+        self._ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the record, where there is one."""
+        self.engine.close()
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; they run together, and the answers come in the order of the prompts.
+
+        Args:
+            prompts: a text, texts, or lists of token ids.
+            sampling_params: one for all, or one for each.
+            stop: strings that end a continuation.
+
+        Raises:
+            RequestError: a prompt or a parameter that cannot be served; nothing is generated then.
+        """
+        pieces = self.stream(prompts, sampling_params, stop=stop, include_stop_str_in_output=include_stop_str_in_output)
+        outputs = {piece.index: piece.output for piece in pieces if piece.output is not None}
+        return [outputs[index] for index in sorted(outputs)]
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> RequestOutput:
+        """Answer a conversation, rendered with the model's chat template.
+
+        Args:
+            messages: {"role": ..., "content": ...} each.
+
+        Raises:
+            RequestError: as `generate`, or the template refuses the messages.
+        """
+        text = self.render(messages, template_variables)
+        ids = self.tokenizer.encode(text)
+        return self.generate([ids], sampling_params, stop=stop)[0]
+
+    def render(self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None) -> str:
+        """A conversation as the text that the model continues."""
+        template = ChatTemplate.load(self._directory, self._override)
+        return template.render(list(messages), add_generation_prompt=True, variables=dict(template_variables or {}))
+
+    def stream(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+        include_stop_str_in_output: bool = False,
+    ) -> Generator[Piece, None, None]:
+        """As `generate`, piece by piece; leaving the iterator early stops what still runs."""
+        items: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        sampling = self._sampling_of(sampling_params, len(items))
+        running: dict[str, _Continuation] = {}
+        try:
+            for index, item in enumerate(items):
+                request = self._request(item, sampling[index])
+                continuation = _Continuation(
+                    index,
+                    request,
+                    item if isinstance(item, str) else None,
+                    Detokenizer(self.tokenizer, request.token_ids),
+                    StopMatcher(stop, include_stop_str_in_output),
+                )
+                self.engine.add(request)
+                running[request.request_id] = continuation
+            while running:
+                for output in self.engine.step():
+                    yield from self._take(running, output)
+        finally:
+            for request_id in running:
+                self.engine.abort(request_id)
+
+    def _take(self, running: dict[str, _Continuation], output: TokenOutput) -> Iterator[Piece]:
+        if output.request_id not in running:
+            return  # it ended by a stop string in this very step
+        piece = running[output.request_id].take(output)
+        if piece.output is not None:
+            del running[output.request_id]
+            if output.finish_reason is None:
+                self.engine.abort(output.request_id)
+        yield piece
+
+    def _request(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Request:
+        ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        return Request(
+            request_id=f"llm-{next(self._ids)}", token_ids=tuple(ids), sampling=sampling, arrival_s=time.monotonic()
+        )
+
+    @staticmethod
+    def _sampling_of(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or SamplingParams()] * count
+        if len(given) != count:
+            raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts", param="sampling_params")
+        return list(given)

@@ -1,0 +1,70 @@
+"""MSA attention (index branch and sparse) and its dense form"""
+
+import torch
+from torch import Tensor, nn
+
+from minnow.cache.pool import LayerCache
+from minnow.config.model import ModelConfig
+from minnow.kernels.registry import Kernels
+from minnow.model.layers import HeadNormRope, Linear
+from minnow.model.step import StepInputs
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of one layer; sparse layers first choose blocks with the index heads."""
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, inv_freq: Tensor) -> None:
+        super().__init__()
+        self.config, self.kernels = config, kernels
+        self.is_sparse = config.sparse.is_sparse[layer]
+        at = f"model.layers.{layer}.self_attn."
+        projections = ("q_proj", "k_proj", "v_proj") + (("index_q_proj", "index_k_proj") if self.is_sparse else ())
+        self.project_in = Linear(kernels, *(at + p for p in projections))
+        self.project_out = Linear(kernels, at + "o_proj")
+
+        def turn(norm: str) -> HeadNormRope:
+            name = at + norm if config.use_qk_norm else None
+            return HeadNormRope(kernels, name, inv_freq, config.rms_norm_eps, config.norm_offset)
+
+        self.turn_q, self.turn_k = turn("q_norm"), turn("k_norm")
+        if self.is_sparse:
+            self.turn_index_q, self.turn_index_k = turn("index_q_norm"), turn("index_k_norm")
+
+    def forward(self, x_TD: Tensor, inputs: StepInputs, cache: LayerCache) -> Tensor:
+        """[T D] -> [T D]; K, V and index keys of the step are written to the cache first."""
+        q_TNH, k_TGH, v_TGH, index_q_TIJ, index_k_T1J = self._project(x_TD, inputs.positions)
+        write = self.kernels.kv_write
+        write(k_TGH, cache.k, inputs.slots)
+        write(v_TGH, cache.v, inputs.slots)
+        where = (inputs.block_table, inputs.query_start, inputs.positions)
+        scale = self.config.head_dim**-0.5
+        if self.is_sparse:
+            write(index_k_T1J, cache.index, inputs.slots)
+            sparse = self.config.sparse
+            scores_TIM = self.kernels.index_score(index_q_TIJ, cache.index, *where)
+            blocks_TIK = self.kernels.block_topk(
+                scores_TIM,
+                inputs.positions,
+                sparse.num_blocks,
+                sparse.block_size,
+                sparse.num_local_blocks,
+                sparse.num_init_blocks,
+            )
+            out_TNH = self.kernels.sparse_attention(q_TNH, cache.k, cache.v, *where, blocks_TIK, scale)
+        else:
+            out_TNH = self.kernels.dense_attention(q_TNH, cache.k, cache.v, *where, scale)
+        y_TD: Tensor = self.project_out(out_TNH.flatten(1))
+        return y_TD
+
+    def _project(self, x_TD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        config, sparse = self.config, self.config.sparse
+        heads = [(config.num_attention_heads, config.head_dim)] + [(config.num_key_value_heads, config.head_dim)] * 2
+        if self.is_sparse:
+            heads += [(sparse.num_index_heads, sparse.index_dim), (1, sparse.index_dim)]
+        parts = self.project_in(x_TD).split([n * width for n, width in heads], dim=1)
+        q, k, v, *index = (p.unflatten(1, shape) for p, shape in zip(parts, heads, strict=True))
+        q, k = self.turn_q(q, positions_T), self.turn_k(k, positions_T)
+        if not self.is_sparse:
+            none = torch.empty(0, device=x_TD.device)
+            return q, k, v, none, none
+        return q, k, v, self.turn_index_q(index[0], positions_T), self.turn_index_k(index[1], positions_T)

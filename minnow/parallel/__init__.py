@@ -1,0 +1,1 @@
+"""many devices; knows no model"""

@@ -1,0 +1,1 @@
+"""the OpenAI door (no torch)"""

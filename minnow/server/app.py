@@ -1,0 +1,102 @@
+"""build the ASGI application; start and stop"""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from minnow.config.server import ServerConfig
+from minnow.core import folder, units
+from minnow.core.errors import RequestError
+from minnow.engine.client import EngineClient
+from minnow.server.door import Door
+from minnow.server.limits import KeyGuard
+from minnow.server.stream import ClientGone, error_response
+from minnow.text.template import ChatTemplate
+from minnow.text.tokenizer import Tokenizer
+
+_ROUTES = "minnow.server.routes"
+
+
+def build(
+    client: EngineClient,
+    *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    model_name: str,
+    config: ServerConfig | None = None,
+    routes: Sequence[BaseRoute] = (),
+) -> Starlette:
+    """The application; it starts the client's engine with itself, and stops it.
+
+    Args:
+        client: not started yet.
+        tokenizer: the model's.
+        template: the model's, or the operator's.
+        model_name: what the API calls the model, unless the configuration names it otherwise.
+        config: limits and keys.
+        routes: more routes, such as the planner's.
+
+    Raises:
+        ConfigError: a limit that is no number of bytes.
+    """
+    config = config or ServerConfig()
+    door = Door(
+        client=client,
+        tokenizer=tokenizer,
+        template=template,
+        config=config,
+        model_name=config.served_model_name or model_name,
+        created=int(time.time()),
+        max_body_bytes=units.parse_bytes(config.max_body_bytes),
+    )
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await client.start()
+        try:
+            yield
+        finally:
+            await client.close()
+
+    found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
+    return Starlette(
+        routes=[*found, *routes],
+        middleware=[Middleware(KeyGuard, config.api_key)] if config.api_key else [],
+        exception_handlers={
+            RequestError: _refused,
+            ClientGone: _gone,
+            HTTPException: _not_here,
+            Exception: _broken,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it; the number is the usual one in logs
+
+
+async def _not_here(request: Request, error: Exception) -> Response:
+    """A path or method that no route has."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path} is not served here"
+    response = error_response(RequestError(message, status=error.status_code))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Our own mistake; the server's log has the traceback."""
+    return error_response(RequestError("internal error; the log of the server says more", status=500))

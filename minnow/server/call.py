@@ -1,0 +1,158 @@
+"""a checked body -> Call: sampling, choices, stops, in our words"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from minnow.core.errors import RequestError
+from minnow.core.request import SamplingParams
+from minnow.server.door import Door
+from minnow.server.prompt import Prompt, check_length
+from minnow.server.schema.chat import ChatRequest
+from minnow.server.schema.completions import CompletionRequest, StreamOptions
+from minnow.text.stop import StopMatcher
+
+MAX_CHOICES = 128
+MAX_TOTAL_CHOICES = 1024
+
+# Null means the default, as in the OpenAI API.
+_PLAIN = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens", "ignore_eos", "seed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One body, checked: what is to be generated, and how it is to be told.
+
+    Attributes:
+        call_id: the answer's id; those of its requests begin with it.
+        arrival_s: Unix time.
+        sampling: one for each prompt; they differ in max_tokens where that fills the context.
+        num_choices: answers to each prompt.
+        has_echo: the text of each choice begins with its prompt.
+    """
+
+    call_id: str
+    arrival_s: float
+    prompts: tuple[Prompt, ...]
+    sampling: tuple[SamplingParams, ...]
+    num_choices: int
+    stops: tuple[str, ...]
+    includes_stop: bool
+    skips_special: bool
+    has_echo: bool
+    priority: int
+    cache_salt: str | None
+    streams: bool
+    options: StreamOptions
+
+
+def make_call(
+    wire: ChatRequest | CompletionRequest, prompts: list[Prompt], door: Door, *, call_id: str, arrival_s: float
+) -> Call:
+    """Check a request against the model and put it in our words.
+
+    Raises:
+        RequestError: names the field, in the client's spelling, and what it takes.
+    """
+    is_chat = isinstance(wire, ChatRequest)
+    has_echo = isinstance(wire, CompletionRequest) and bool(wire.echo)
+    max_tokens = _max_tokens(wire, has_echo=has_echo)
+    num_choices = 1 if wire.n is None else wire.n
+    if not 1 <= num_choices <= MAX_CHOICES:
+        raise RequestError(f"n is {num_choices}; it must be 1 to {MAX_CHOICES}", param="n")
+    if num_choices * len(prompts) > MAX_TOTAL_CHOICES:
+        raise RequestError(
+            f"{len(prompts)} prompts with n {num_choices} make more than {MAX_TOTAL_CHOICES} answers; send fewer",
+            param="prompt",
+        )
+    if wire.cache_salt == "":
+        raise RequestError("cache_salt is empty; leave it out or name one", param="cache_salt")
+    if wire.stream_options is not None and not wire.stream:
+        raise RequestError("stream_options needs stream: true", param="stream_options")
+    stops = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ())
+    StopMatcher(stops)  # refuses stops that cannot be
+    given = {field: getattr(wire, field) for field in _PLAIN if getattr(wire, field) is not None}
+    sampling = SamplingParams(
+        **given,
+        logit_bias=_logit_bias(wire.logit_bias or {}),
+        allowed_token_ids=None if wire.allowed_token_ids is None else tuple(wire.allowed_token_ids),
+        stop_token_ids=tuple(wire.stop_token_ids or ()),
+        logprobs=_num_logprobs(wire, door.config.max_logprobs, has_echo=has_echo),
+        max_tokens=max_tokens,
+    )
+    sampling.check(door.client.vocab_size, door.config.max_logprobs)
+    source = "messages" if is_chat else "prompt"
+    limits = [check_length(prompt, max_tokens, door.client.max_model_len, source) for prompt in prompts]
+    return Call(
+        call_id=call_id,
+        arrival_s=arrival_s,
+        prompts=tuple(prompts),
+        sampling=tuple(replace(sampling, max_tokens=limit) for limit in limits),
+        num_choices=num_choices,
+        stops=stops,
+        includes_stop=bool(wire.include_stop_str_in_output),
+        skips_special=wire.skip_special_tokens is not False,
+        has_echo=has_echo,
+        priority=wire.priority or 0,
+        cache_salt=wire.cache_salt,
+        streams=bool(wire.stream),
+        options=wire.stream_options or StreamOptions(),
+    )
+
+
+def check_model(wire: ChatRequest | CompletionRequest, door: Door) -> None:
+    """Refuse a model that is not served; none named means the one that is.
+
+    Raises:
+        RequestError: with status 404.
+    """
+    if wire.model is not None and wire.model != door.model_name:
+        raise unknown_model(wire.model, door.model_name)
+
+
+def unknown_model(name: str, served: str) -> RequestError:
+    """The error for a model that is not served."""
+    words = f"the model {name!r} is not served here; {served!r} is"
+    return RequestError(words, param="model", code="model_not_found", status=404)
+
+
+def _max_tokens(wire: ChatRequest | CompletionRequest, *, has_echo: bool) -> int | None:
+    """The limit that was asked for."""
+    name = "max_tokens"
+    value = wire.max_tokens
+    if isinstance(wire, ChatRequest) and wire.max_completion_tokens is not None:
+        name, value = "max_completion_tokens", wire.max_completion_tokens
+    if value is not None and value < (0 if has_echo else 1):
+        at_least = "0 or more" if has_echo else "1 or more"
+        raise RequestError(f"{name} is {value}; it must be {at_least}", param=name)
+    return value
+
+
+def _num_logprobs(wire: ChatRequest | CompletionRequest, max_logprobs: int, *, has_echo: bool) -> int | None:
+    """How many likeliest tokens to report; None reports nothing."""
+    if isinstance(wire, CompletionRequest):
+        if wire.logprobs is not None and has_echo:
+            raise RequestError(
+                "logprobs with echo is not supported; leave one out", param="logprobs", code="unsupported"
+            )
+        return wire.logprobs
+    num_top = wire.top_logprobs or 0
+    if not 0 <= num_top <= max_logprobs:
+        raise RequestError(f"top_logprobs is {num_top}; it must be 0 to {max_logprobs}", param="top_logprobs")
+    if num_top and not wire.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+    return num_top if wire.logprobs else None
+
+
+def _logit_bias(bias_by_id: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """JSON's keys are text; these must be token ids."""
+    pairs: list[tuple[int, Any]] = []
+    for key, bias in bias_by_id.items():
+        try:
+            pairs.append((int(key), bias))
+        except ValueError:
+            raise RequestError(f"logit_bias has the key {key!r}; keys are token ids", param="logit_bias") from None
+    return tuple(pairs)

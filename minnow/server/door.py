@@ -1,0 +1,27 @@
+"""Door: what every route is given"""
+
+from dataclasses import dataclass
+
+from minnow.config.server import ServerConfig
+from minnow.engine.client import EngineClient
+from minnow.text.template import ChatTemplate
+from minnow.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """The served model and the means to ask it.
+
+    Attributes:
+        model_name: what the API calls the model.
+        created: Unix time of the start, in seconds.
+        max_body_bytes: largest request body.
+    """
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    config: ServerConfig
+    model_name: str
+    created: int
+    max_body_bytes: int

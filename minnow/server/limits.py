@@ -1,0 +1,62 @@
+"""keys, body sizes: what is refused before anything is read into it"""
+
+import hmac
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minnow.core.errors import RequestError
+from minnow.server.stream import error_response
+
+OPEN_PATH = "/health"
+
+
+class KeyGuard:
+    """Lets a request in only with the key; all paths are guarded but the health check.
+
+    The path is compared as a whole, so no other spelling of a path opens anything.
+
+    Args:
+        app: what is guarded.
+        api_key: clients send it as "Authorization: Bearer KEY".
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        words = "the API key is missing or wrong; send it as a bearer token"
+        refusal = error_response(RequestError(words, code="invalid_api_key", status=401))
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        await refusal(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        # The word before the key may be written in any case.
+        given = b"Bearer" + sent[0][6:] if len(sent) == 1 and sent[0][:6].lower() == b"bearer" else b""
+        return hmac.compare_digest(given, self._expected)
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body of a request.
+
+    Raises:
+        RequestError: it is larger than max_bytes; nothing of it is kept.
+    """
+    words = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
+    refusal = RequestError(words, code="body_too_large", status=413)
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise refusal
+    parts: list[bytes] = []
+    num_bytes = 0
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise refusal
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""one file an endpoint family; a route decodes, calls, encodes, nothing else"""

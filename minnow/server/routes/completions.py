@@ -1,0 +1,84 @@
+"""POST /v1/completions"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from minnow.server import prompt
+from minnow.server.call import Call, check_model, make_call
+from minnow.server.door import Door
+from minnow.server.generate import Delta, Generation
+from minnow.server.limits import read_body
+from minnow.server.logprob import to_completion
+from minnow.server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
+from minnow.server.schema.errors import decode
+from minnow.server.stream import answer, start_stream
+
+
+def routes(door: Door) -> Sequence[BaseRoute]:
+    """The routes of this file."""
+
+    async def completions(request: Request) -> Any:
+        arrival_s = time.time()
+        wire = decode(await read_body(request, door.max_body_bytes), CompletionRequest)
+        check_model(wire, door)
+        prompts = await prompt.from_texts(wire, door.tokenizer, door.client.vocab_size)
+        call = make_call(wire, prompts, door, call_id=f"cmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
+        generation = Generation(call, door.client, door.tokenizer)
+        if call.streams:
+            return await start_stream(request, _chunks(generation, call, door))
+        return await answer(request, _respond(generation, call, door))
+
+    return [Route("/v1/completions", completions, methods=["POST"])]
+
+
+async def _respond(generation: Generation, call: Call, door: Door) -> CompletionResponse:
+    """The whole answer."""
+    deltas_by_index: dict[int, list[Delta]] = {}
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            deltas_by_index.setdefault(delta.index, []).append(delta)
+    return CompletionResponse(
+        id=call.call_id,
+        created=int(call.arrival_s),
+        model=door.model_name,
+        choices=[_choice(call, parts, door) for _, parts in sorted(deltas_by_index.items())],
+        usage=generation.usage,
+    )
+
+
+async def _chunks(generation: Generation, call: Call, door: Door) -> AsyncGenerator[msgspec.Struct]:
+    """The answer in pieces."""
+    with_usage = bool(call.options.include_usage)
+    is_continuous = with_usage and bool(call.options.continuous_usage_stats)
+
+    def chunk(choices: list[CompletionChoice], *, has_totals: bool) -> CompletionResponse:
+        usage = (generation.usage if has_totals else None) if with_usage else UNSET
+        return CompletionResponse(
+            id=call.call_id, created=int(call.arrival_s), model=door.model_name, choices=choices, usage=usage
+        )
+
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            yield chunk([_choice(call, [delta], door)], has_totals=is_continuous)
+    if with_usage:
+        yield chunk([], has_totals=True)
+
+
+def _choice(call: Call, deltas: Sequence[Delta], door: Door) -> CompletionChoice:
+    """Some deltas of one choice, as one."""
+    tokens = [token for delta in deltas for token in delta.tokens]
+    return CompletionChoice(
+        index=deltas[-1].index,
+        text="".join(delta.text for delta in deltas),
+        logprobs=None if call.sampling[0].logprobs is None else to_completion(tokens, door.tokenizer),
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )

@@ -1,0 +1,1 @@
+"""wire types (chat, completions, models, errors), msgspec structs"""

@@ -1,0 +1,1 @@
+"""text in and out: tokenizer, chat templates, detokenizing (no torch)"""

@@ -1,0 +1,176 @@
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from minnow.core.errors import ConfigError
+from minnow.kernels import native
+from minnow.kernels.compare import compare
+from minnow.kernels.norm import OP, cpu, inputs, reference
+
+KERNELS = Path(native.__file__).parent
+BUILT = ("portable", "avx2", "avx512")
+
+
+def _flags() -> dict[str, list[str]]:
+    lines = (KERNELS / "native" / "flags.txt").read_text().splitlines()
+    return {words[0]: words[1:] for words in map(shlex.split, lines) if words and words[0].isalpha()}
+
+
+@pytest.fixture
+def force(monkeypatch: pytest.MonkeyPatch):
+    def choose(isa: str) -> None:
+        monkeypatch.setenv("MINNOW_ISA", isa)
+        native.instruction_set.cache_clear()
+        native.function.cache_clear()
+
+    yield choose
+    monkeypatch.undo()
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()
+
+
+def test_the_best_instruction_set_is_taken_and_logged(force, capsys):
+    force("")
+    assert native.instruction_set() == native.usable_instruction_sets()[-1]
+    assert f"isa={native.instruction_set()}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("supported", "best"), [(BUILT, "avx512"), (("portable", "avx2"), "avx2"), (("portable",), "portable")]
+)
+def test_a_lesser_processor_gets_the_best_it_can_run(supported, best):
+    assert native.choose("", BUILT, supported) == best
+
+
+def test_an_instruction_set_that_cannot_run_is_refused():
+    with pytest.raises(ConfigError, match=r"MINNOW_ISA=avx512: this processor .* portable, avx2, or empty"):
+        native.choose("avx512", BUILT, ("portable", "avx2"))
+    with pytest.raises(ConfigError, match=r"MINNOW_ISA=sse9: the library has no such build; it can be portable"):
+        native.choose("sse9", BUILT, BUILT)
+
+
+def test_a_forced_unknown_instruction_set_stops_the_program_with_a_sentence():
+    code = "from minnow.kernels import native; native.instruction_set()"
+    done = subprocess.run([sys.executable, "-c", code], env={"MINNOW_ISA": "sse9"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "ConfigError: MINNOW_ISA=sse9" in done.stderr
+
+
+@pytest.mark.parametrize("isa", native.usable_instruction_sets())
+@pytest.mark.parametrize("case", OP.cases, ids=str)
+def test_every_instruction_set_agrees_with_the_reference(isa, case, force):
+    force(isa)
+    arguments = inputs.make(torch.device("cpu"), **case)
+    assert compare(OP, cpu.norm(**arguments), reference.norm(**arguments)) == []
+    assert native.instruction_set() == isa
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", [reference.norm, cpu.norm])
+def test_a_zero_weight_of_the_gemma_form_is_the_identity_scale(norm, dtype):
+    x = torch.tensor([[3.0, -4.0, 0.0, 0.0], [1.0, 1.0, -1.0, 1.0]], dtype=dtype)
+    y = norm(x, torch.zeros(4, dtype=dtype), 0.0, 1.0)
+    assert torch.allclose(y.float(), torch.tensor([[1.2, -1.6, 0, 0], [1, 1, -1, 1]]), rtol=4e-3)
+    assert torch.equal(norm(x, torch.zeros(4, dtype=dtype), 0.0, 0.0), torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("isa", native.usable_instruction_sets())
+def test_bf16_results_are_rounded_to_nearest_even(isa, force):
+    # a row of ones has scale 1, so y is the weight, rounded from f32
+    force(isa)
+    low, high = 1.0, 1.0078125  # neighbours in bf16
+    w = torch.tensor([low, (low + high) / 2, (low + high) / 2 + 2**-20, high + (high - low) / 2, -3.0e-39, 3.4e38])
+    y = cpu.norm(torch.ones(1, 6, dtype=torch.bfloat16), w, 0.0, 0.0)
+    assert torch.equal(y[0], w.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("isa", native.usable_instruction_sets())
+def test_nan_stays_nan_and_overflow_is_as_in_the_reference(isa, force):
+    force(isa)
+    x = torch.ones(4, 40)
+    x[0, 3], x[1, 39], x[2, 0] = float("nan"), float("inf"), 3e38
+    for rows in (x, x.bfloat16()):
+        seen, expected = cpu.norm(rows, torch.ones(40), 1e-6, 0.0), reference.norm(rows, torch.ones(40), 1e-6, 0.0)
+        assert compare(OP, seen, expected) == []
+
+
+def test_columns_that_lie_apart_are_read_right():
+    x = torch.arange(24.0).reshape(6, 4).T
+    assert compare(OP, cpu.norm(x, torch.ones(6), 1e-6, 0.0), reference.norm(x, torch.ones(6), 1e-6, 0.0)) == []
+
+
+def test_an_element_type_that_kernels_lack_is_named():
+    with pytest.raises(TypeError, match=r"not torch\.float16"):
+        native.dtype_code(torch.float16)
+
+
+def test_a_missing_library_says_how_to_build_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing \(no .*libminnow.so\): run `make setup`"):
+        native.open_library([tmp_path])
+
+
+def test_a_broken_library_says_how_to_build_it(tmp_path):
+    (tmp_path / "_native").mkdir()
+    (tmp_path / "_native" / "libminnow.so").write_bytes(b"not a library")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        native.open_library([tmp_path])
+
+
+def test_a_function_that_the_library_lacks_says_that_it_is_old():
+    with pytest.raises(ConfigError, match="has no minnow_nonsense_portable: it is out of date; run `make setup`"):
+        native.function("nonsense", "p", "portable")
+
+
+def test_the_library_exports_nothing_but_minnow_names():
+    lines = _nm("-D", "--defined-only", native.library_path())
+    names = {line.split()[-1] for line in lines}
+    assert names >= {"minnow_built_isas", "minnow_supported_isas", "minnow_norm_portable"}
+    assert [n for n in names if not n.startswith("minnow_")] == []
+
+
+def test_no_two_builds_of_a_kernel_share_a_symbol(tmp_path):
+    """Else the linker would keep one copy, perhaps with instructions that this processor lacks."""
+    defined_by_isa = {}
+    for isa in _isas_of_this_machine():
+        defined = [
+            line.split() for source in _sources() for line in _nm("--defined-only", _object(source, isa, tmp_path))
+        ]
+        defined_by_isa[isa] = {words[-1] for words in defined if words[-2] in "TWVuBDR"}
+        assert f"minnow_norm_{isa}" in defined_by_isa[isa]
+    shared = [a & b for x, a in defined_by_isa.items() for y, b in defined_by_isa.items() if x < y]
+    assert [names for names in shared if names] == []
+
+
+def test_the_portable_build_has_no_wide_registers(tmp_path):
+    for isa, is_wide in ((i, i != "portable") for i in _isas_of_this_machine()):
+        text = "".join(_run("objdump", "-d", _object(source, isa, tmp_path)) for source in _sources())
+        assert bool(re.search("%[yz]mm", text)) == is_wide
+
+
+def _isas_of_this_machine() -> list[str]:
+    return [name for name in _flags() if name in native.built_instruction_sets()]
+
+
+def _sources() -> list[Path]:
+    return sorted(KERNELS.glob("*/cpu.cpp"))
+
+
+def _object(source: Path, isa: str, folder: Path) -> Path:
+    flags, path = _flags(), folder / f"{source.parent.name}_{isa}.o"
+    subprocess.run(
+        ["c++", "-std=c++17", *flags["all"], *flags[isa], f"-DMINNOW_ISA={isa}", "-c", source, "-o", path], check=True
+    )
+    return path
+
+
+def _nm(*arguments: object) -> list[str]:
+    return [line for line in _run("nm", *arguments).splitlines() if line.strip()]
+
+
+def _run(*words: object) -> str:
+    return subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,124 @@
+"""the application: models, health, keys, sizes, and what it does not load"""
+
+import asyncio
+import subprocess
+import sys
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from minnow.config.server import ServerConfig
+from minnow.core.errors import ConfigError
+from minnow.engine.client import EngineClient
+from minnow.server import app
+from tests.server.ask import BYTES, MODEL_NAME, ask, chat, completion, http, scripted
+from tests.server.scripted import chat_template
+
+
+def test_the_model_is_listed() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        answer = (await client.get("/v1/models")).json()
+        (card,) = answer["data"]
+        assert answer["object"] == "list"
+        assert (card["id"], card["object"], card["max_model_len"]) == (MODEL_NAME, "model", 64)
+        assert (await client.get(f"/v1/models/{MODEL_NAME}")).json() == card
+        missing = await client.get("/v1/models/other")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+    ask(scripted("ok"), scenario)
+
+
+def test_the_model_can_be_served_under_another_name() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert (await client.get("/v1/models")).json()["data"][0]["id"] == "org/other"
+        assert (await client.get("/v1/models/org/other")).status_code == 200
+        assert (await client.post("/v1/completions", json=completion(model="org/other"))).json()["model"] == "org/other"
+        assert (await client.post("/v1/completions", json=completion())).status_code == 404
+
+    ask(scripted("ok"), scenario, served_model_name="org/other")
+
+
+def test_everything_but_the_health_check_needs_the_key() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        paths = [
+            "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/nothing", "/", "/V1/models",
+            "//v1/models", "/v1/models/", "/v1%2fmodels", "/health/", "//health", "/Health", "/health/../v1/models",
+        ]  # fmt: skip
+        for path in paths:
+            for method in ("GET", "POST", "OPTIONS", "HEAD"):
+                answer = await client.request(method, httpx.URL("http://door").copy_with(raw_path=path.encode()))
+                assert answer.status_code == 401, (method, path)
+        assert (await client.get("/health")).status_code == 200
+        wrong = ["secret", "Bearer", "Bearer ", "Bearer other", "Bearer secret2", "Basic secret", "Bearersecret", ""]
+        for value in wrong:
+            answer = await client.get("/v1/models", headers={"Authorization": value})
+            assert answer.status_code == 401, value
+            assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert "secret" not in answer.text
+        twice = [("Authorization", "Bearer secret"), ("Authorization", "Bearer other")]
+        assert (await client.get("/v1/models", headers=twice)).status_code == 401
+        for value in ("Bearer secret", "bearer secret"):
+            assert (await client.get("/v1/models", headers={"Authorization": value})).status_code == 200
+        body = await client.post("/v1/chat/completions", json=chat(), headers={"Authorization": "Bearer secret"})
+        assert body.status_code == 200
+
+    ask(scripted("ok"), scenario, api_key="secret")
+
+
+def test_a_body_over_the_limit_is_refused_declared_or_not() -> None:
+    async def in_pieces(num_pieces: int):  # type: ignore[no-untyped-def]
+        for _ in range(num_pieces):
+            yield b" " * 100
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for content in (b" " * 1001, in_pieces(11)):
+            answer = await client.post("/v1/completions", content=content)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+            assert "1,000 bytes" in answer.json()["error"]["message"]
+        assert (await client.post("/v1/completions", content=in_pieces(10))).status_code == 400
+
+    ask(scripted("ok"), scenario, max_body_bytes="1000")
+
+
+def test_a_limit_that_is_no_number_is_said_at_once() -> None:
+    client = EngineClient(scripted("ok"))
+    with pytest.raises(ConfigError, match="lots"):
+        app.build(
+            client,
+            tokenizer=BYTES,
+            template=chat_template(),
+            model_name="m",
+            config=ServerConfig(max_body_bytes="lots"),
+        )
+
+
+def test_more_routes_can_be_given() -> None:
+    async def more(request: Request) -> PlainTextResponse:
+        if request.query_params:
+            raise RuntimeError("our own mistake")
+        return PlainTextResponse("more")
+
+    async def main() -> None:
+        client = EngineClient(scripted("ok"))
+        door = app.build(
+            client, tokenizer=BYTES, template=chat_template(), model_name="m", routes=[Route("/more", more)]
+        )
+        async with http(door) as asker:
+            assert (await asker.get("/more")).text == "more"
+            broken = await asker.get("/more?x=1")
+            assert broken.status_code == 500
+            assert broken.json()["error"]["type"] == "server_error"
+            assert "mistake" not in broken.text
+            starting = await asker.get("/health")
+            assert (starting.status_code, starting.json()["status"]) == (503, "it has not started")
+
+    asyncio.run(main())
+
+
+def test_the_server_loads_no_torch() -> None:
+    words = "import sys, minnow.server.app, minnow.server.listen; from minnow.core import folder; "
+    words += "folder.members('minnow.server.routes'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
