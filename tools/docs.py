@@ -109,10 +109,15 @@ def _flag(text: str) -> str:
 
 
 def pages(root: Path) -> Iterator[Path]:
-    """The documents that are checked; docs/reference is generated, and names other engines' flags."""
+    """The documents that are checked.
+
+    Left out are docs/reference, which is generated and names other engines' flags, and the notes in docs/decisions
+    and docs/experiments, which speak of what was not done and stay as they were written.
+    """
+    unchecked = {root / "docs" / name for name in ("reference", "decisions", "experiments")}
     for name in _PAGES:
         for path in [root / name] if name.endswith(".md") else sorted((root / name).rglob("*.md")):
-            if path.is_file() and (root / "docs" / "reference") not in path.parents:
+            if path.is_file() and unchecked.isdisjoint(path.parents):
                 yield path
 
 

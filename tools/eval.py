@@ -36,7 +36,7 @@ def text(num_bytes: int) -> str:
 def loss(logits_of: Callable[[Tensor], Tensor], ids: Tensor, window: int) -> tuple[float, int]:
     """Sum of negative log-likelihoods (natural logarithm) over windows, and the number of tokens scored."""
     total, count = 0.0, 0
-    for part in ids.split(window):
+    for part in torch.split(ids, window):
         if len(part) > 1:
             logits = logits_of(part)[:-1].float()
             total += float(functional.cross_entropy(logits, part[1:], reduction="sum"))

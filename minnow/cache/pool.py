@@ -46,9 +46,7 @@ class Pool:
         self.rows = _zeros(num_blocks, layout.row_bytes, device)
         pages = {(page.group.name, page.layer): page for page in layout.pages()}
         layers = sorted({layer for name, layer in pages if name == "kv"})
-        self.layers = tuple(
-            self._layer(pages["kv", layer], pages.get(("index", layer))) for layer in layers
-        )
+        self.layers = tuple(self._layer(pages["kv", layer], pages.get(("index", layer))) for layer in layers)
 
     def _layer(self, kv: Page, index: Page | None) -> LayerCache:
         spec = kv.group.format

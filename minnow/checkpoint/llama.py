@@ -83,7 +83,7 @@ def to_m3(raw: _Object) -> dict[str, Any]:
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "minimax_m3_vl",
-        "torch_dtype": "float32" if dtype == "float32" else "bfloat16",
+        "dtype": "float32" if dtype == "float32" else "bfloat16",
         "tie_word_embeddings": is_tied,
         "text_config": text,
     }
@@ -139,6 +139,7 @@ def config_of_gguf(metadata: _Object, *, is_tied: bool, rope_factors: Sequence[f
         "eos_token_id": sorted(set(eos)) or None,
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
         "tie_word_embeddings": is_tied,
+        "dtype": "float32",  # the format's own engine computes in F32; docs/decisions/0005
     }
 
 

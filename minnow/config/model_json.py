@@ -115,9 +115,7 @@ def _check(config: ModelConfig) -> None:
     if not all(config.is_moe) and config.dense_intermediate_size <= 0:
         raise ConfigError("dense_intermediate_size is missing, but moe_layer_freq has dense layers")
     if any(config.is_moe) and not 0 < config.num_experts_per_tok <= config.num_local_experts:
-        raise ConfigError(
-            f"num_experts_per_tok is {config.num_experts_per_tok} of {config.num_local_experts} experts"
-        )
+        raise ConfigError(f"num_experts_per_tok is {config.num_experts_per_tok} of {config.num_local_experts} experts")
     if config.rotary_dim % 2 or not 0 < config.rotary_dim <= config.head_dim:
         raise ConfigError(f"rotary_dim is {config.rotary_dim}; it must be even and at most head_dim {config.head_dim}")
 
@@ -217,12 +215,11 @@ def _quantization(raw: _Object | None) -> QuantizationConfig:
     if method == "mxfp8" and raw.get("moe_quant_algo") is None:
         return QuantizationConfig(scheme="mxfp8", ignored=ignored)
     if (method, raw.get("moe_quant_algo"), raw.get("moe_quant_format")) == ("mxfp8", "NVFP4", "nvfp4-pack-quantized"):
-        # trained for NVFP4 keys and values; `kv_cache_quant_algo` names the compute type only
-        return QuantizationConfig(scheme="mxfp8-nvfp4", ignored=ignored, kv_cache="nvfp4")
+        # `index_k_quant_type` says what the keys were trained for; `kv_cache_quant_algo` names the compute type only
+        is_trained = raw.get("index_k_quant_type") == "nvfp4"
+        return QuantizationConfig(scheme="mxfp8-nvfp4", ignored=ignored, kv_cache="nvfp4" if is_trained else None)
     if method == "modelopt" and algo in ("NVFP4", "MXFP4"):
-        return QuantizationConfig(
-            scheme="modelopt-nvfp4" if algo == "NVFP4" else "modelopt-mxfp4", ignored=ignored
-        )
+        return QuantizationConfig(scheme="modelopt-nvfp4" if algo == "NVFP4" else "modelopt-mxfp4", ignored=ignored)
     raise ConfigError(
         f"config.json: quantization_config has quant_method {raw.get('quant_method')!r} with quant_algo "
         f"{raw.get('quant_algo')!r}, moe_quant_algo {raw.get('moe_quant_algo')!r}; known are mxfp8, mxfp8 with "

@@ -31,9 +31,7 @@ class RequestError(MinnowError):
         status: the HTTP status that fits.
     """
 
-    def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400
-    ) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
         self.param = param
         self.code = code

@@ -1,7 +1,6 @@
 """Request, SamplingParams: what a client asked for, frozen"""
 
 from dataclasses import dataclass, field
-from math import isfinite
 
 from minnow.core.errors import RequestError
 
@@ -62,8 +61,12 @@ class SamplingParams:
             ("min_tokens", self.min_tokens, 0, 2**31, "0 or more"),
         )
         for name, value, low, high, words in ranges:
-            if not (isfinite(value) and low <= value <= high):
+            if not low <= value <= high:
                 raise RequestError(f"{name} is {value}; it must be {words}", param=name)
+        self._check_counts(max_logprobs)
+        self._check_all_ids(vocab_size)
+
+    def _check_counts(self, max_logprobs: int) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:
             raise RequestError(f"max_tokens is {self.max_tokens}; it must be 0 or more", param="max_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -75,6 +78,8 @@ class SamplingParams:
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None and not 0 <= count <= max_logprobs:
                 raise RequestError(f"{name} is {count}; it must be 0 to {max_logprobs}", param=name)
+
+    def _check_all_ids(self, vocab_size: int) -> None:
         self._check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
         if self.allowed_token_ids is not None:
             self._check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
@@ -82,7 +87,7 @@ class SamplingParams:
                 raise RequestError("allowed_token_ids is empty; name at least one id", param="allowed_token_ids")
         self._check_ids("logit_bias", tuple(i for i, _ in self.logit_bias), vocab_size)
         for token_id, bias in self.logit_bias:
-            if not (isfinite(bias) and -100.0 <= bias <= 100.0):
+            if not -100.0 <= bias <= 100.0:
                 raise RequestError(f"logit_bias of {token_id} is {bias}; it must be -100 to 100", param="logit_bias")
 
     @staticmethod

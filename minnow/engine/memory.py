@@ -73,7 +73,8 @@ def available_bytes(device: torch.device) -> int:
 def _container_bytes() -> int:
     """What the control group leaves, or a number above any memory where it sets no limit."""
     folder = Path("/sys/fs/cgroup")
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+    for limit, used in names:
         if (folder / limit).is_file():
             text = (folder / limit).read_text(encoding="ascii").strip()
             if text != "max":

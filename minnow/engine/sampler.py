@@ -84,10 +84,11 @@ def _adjust(logits: Tensor, row: Row) -> None:
 
 def _penalise(logits: Tensor, row: Row) -> None:
     sampling = row.sampling
-    if sampling.repetition_penalty != 1.0:
+    repetition = sampling.repetition_penalty
+    if repetition != 1.0:
         seen = torch.tensor(sorted(set(row.token_ids)), device=logits.device)
         values = logits[seen]
-        logits[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+        logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
     if sampling.frequency_penalty or sampling.presence_penalty:
         output = torch.tensor(row.token_ids[row.num_prompt_tokens :], dtype=torch.int64, device=logits.device)
         counts = torch.bincount(output, minlength=len(logits)).to(logits.dtype)

@@ -25,7 +25,8 @@ def compare(op: Op, seen: Any, expected: Any, where: str = "") -> list[str]:
         message = _compare_tensor(op, seen, expected)
         return [f"{op.name}{where}: {message}"] if message else []
     if isinstance(expected, tuple | list):
-        return [m for i, (a, b) in enumerate(zip(seen, expected, strict=True)) for m in compare(op, a, b, f"{where}[{i}]")]
+        each = enumerate(zip(seen, expected, strict=True))
+        return [m for i, (a, b) in each for m in compare(op, a, b, f"{where}[{i}]")]
     return [] if seen == expected else [f"{op.name}{where}: {seen!r}, the reference has {expected!r}"]
 
 
@@ -57,4 +58,5 @@ def _first(mask: Tensor, seen: Tensor, expected: Tensor, what: str) -> str | Non
     if len(places) == 0:
         return None
     place = tuple(int(i) for i in places[0])
-    return f"{what} at {list(place)}: {seen[place].item()}, the reference has {expected[place].item()} ({len(places)} places)"
+    there = f"{seen[place].item()}, the reference has {expected[place].item()}"
+    return f"{what} at {list(place)}: {there} ({len(places)} places)"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 Cost = tuple[float, float]  # arithmetic operations, bytes moved
 
@@ -49,6 +49,14 @@ class Target:
     name: str
     capability: int = 0
     is_asynchronous: bool = False
+
+
+class Bound(Protocol):
+    """Operations by name, as a composed one gets them: `kernels.linear(...)`."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """One operation as a plain function."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,14 +76,23 @@ def bind(target: Target, kernel_backends: str = "*=auto") -> Kernels:
         ConfigError: an unknown operation or backend, or an explicit choice that refuses, with its reason.
     """
     wanted = _parse(kernel_backends)
-    functions: dict[str, Callable[..., Any]] = {}
-    choices = []
-    for name, op in operations().items():
-        choice = _choose(name, wanted.get(name, wanted.get("*", "auto")), target, is_explicit=name in wanted)
-        function = getattr(folder.load(f"{_PACKAGE}.{name}", choice.backend), name)
-        functions[name] = _checked(op, function) if env.read("MINNOW_CHECK") == "1" else function
-        choices.append(choice)
-    return Kernels(functions, tuple(choices), target)
+    choices = tuple(
+        _choose(name, wanted.get(name, wanted.get("*", "auto")), target, is_explicit=name in wanted)
+        for name in operations()
+    )
+    kernels = Kernels({}, choices, target)
+    for choice in sorted(choices, key=lambda choice: choice.backend == "composed"):  # these build on the others
+        function = implementation(choice.op, choice.backend, kernels)
+        is_checked = env.read("MINNOW_CHECK") == "1"
+        setattr(kernels, choice.op, _checked(operations()[choice.op], function) if is_checked else function)
+    return kernels
+
+
+def implementation(op: str, backend: str, kernels: Kernels) -> Callable[..., Any]:
+    """The function of a backend; a composed one is built on the operations of `kernels`."""
+    module = folder.load(f"{_PACKAGE}.{op}", backend)
+    function: Callable[..., Any] = module.compose(kernels) if backend == "composed" else getattr(module, op)
+    return function
 
 
 def _parse(text: str) -> dict[str, str]:

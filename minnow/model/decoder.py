@@ -23,9 +23,7 @@ class DecoderLayer(nn.Module):
         at = f"model.layers.{layer}."
         self.attention_norm = Norm(kernels, at + "input_layernorm", config.rms_norm_eps, config.norm_offset)
         self.attention = Attention(config, layer, kernels, inv_freq)
-        self.feed_forward_norm = Norm(
-            kernels, at + "post_attention_layernorm", config.rms_norm_eps, config.norm_offset
-        )
+        self.feed_forward_norm = Norm(kernels, at + "post_attention_layernorm", config.rms_norm_eps, config.norm_offset)
         self.feed_forward = feed_forward(config, layer, kernels)
 
     def forward(self, h_TD: Tensor, inputs: StepInputs, cache: LayerCache) -> Tensor:

@@ -90,7 +90,7 @@ def of_gguf(factors: list[float] | None = None, **changed: Any) -> dict[str, Any
 def test_gguf_metadata_say_the_same_config() -> None:
     eps = {"llama__attention__layer_norm_rms_epsilon": 9.999999747378752e-06}  # 1e-5 as F32
     config = parse(of_gguf(**eps))
-    assert config == parse(llama.to_m3(hf(eos_token_id=[257], dtype="bfloat16")))
+    assert config == parse(llama.to_m3(hf(eos_token_id=[257], dtype="float32")))
 
 
 def test_gguf_end_of_turn_ends_generation_too() -> None:

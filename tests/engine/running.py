@@ -17,7 +17,13 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 def make(directory: Path, *, record: Path | None = None, **settings: Any) -> Engine:
     """An engine with settings by name, as on the command line."""
-    values: Mapping[str, Any] = {"num_gpu_blocks_override": 400, "max_num_seqs": 40, "num_threads": 1, "block_size": 16, **settings}
+    values: Mapping[str, Any] = {
+        "num_gpu_blocks_override": 400,
+        "max_num_seqs": 40,
+        "num_threads": 1,
+        "block_size": 16,
+        **settings,
+    }
     config: EngineConfig = from_values(values).config
     return build(config, directory, record=record)
 
@@ -37,7 +43,9 @@ def tokens(outputs: Sequence[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.token_ids]
 
 
-def run(engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]) -> list[list[int]]:
+def run(
+    engine: Engine, prompts: Sequence[Sequence[int]], sampling: SamplingParams | Sequence[SamplingParams]
+) -> list[list[int]]:
     """Tokens of prompts that run side by side."""
     each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
     for i, (prompt, params) in enumerate(zip(prompts, each, strict=True)):

@@ -31,23 +31,22 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def _run(op: Op, backend: str, inputs: dict[str, Any]) -> Any:
-    function = getattr(folder.load(f"minnow.kernels.{op.name}", backend), op.name)
+def _run(op: Op, backend: str, inputs: dict[str, Any], device: torch.device) -> Any:
+    kernels = registry.bind(registry.target_of(device), "*=reference")
+    function = registry.implementation(op.name, backend, kernels)
     return function(**{name: _copy(value) for name, value in inputs.items()})
 
 
 def _check_parity(op: Op, case: dict[str, Any], target: Target, device: torch.device) -> None:
     inputs = _make(op, case, device)
-    bound = inspect.signature(
-        getattr(folder.load(f"minnow.kernels.{op.name}", "reference"), op.name)
-    ).bind(**inputs)
+    bound = inspect.signature(getattr(folder.load(f"minnow.kernels.{op.name}", "reference"), op.name)).bind(**inputs)
     bound.apply_defaults()
     check_call(op, bound.arguments)
-    expected = _run(op, "reference", inputs)
+    expected = _run(op, "reference", inputs, device)
     ran = 0
     for backend in registry.backends(op.name):
         if folder.load(f"minnow.kernels.{op.name}", backend).refusal(target) is None:
-            assert compare(op, _run(op, backend, inputs), expected) == []
+            assert compare(op, _run(op, backend, inputs, device), expected) == []
             ran += 1
     assert ran >= 1
 

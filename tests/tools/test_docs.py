@@ -58,8 +58,9 @@ def test_a_broken_link_is_named(known):
     assert docs.problems_in(page, "[x](gone.md)", known) == ["docs/page.md: link to gone.md, which does not exist"]
 
 
-def test_the_generated_pages_are_not_checked(known):
-    (known.root / "docs" / "reference").mkdir()
-    (known.root / "docs" / "reference" / "vllm.md").touch()
+def test_generated_pages_and_records_are_not_checked(known):
+    for folder in ("reference", "decisions", "experiments"):
+        (known.root / "docs" / folder).mkdir()
+        (known.root / "docs" / folder / "one.md").touch()
     (known.root / "README.md").touch()
     assert list(docs.pages(known.root)) == [known.root / "README.md", known.root / "docs" / "page.md"]

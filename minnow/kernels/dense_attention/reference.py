@@ -1,5 +1,7 @@
 """dense_attention, in plain torch: the definition"""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ def dense_attention(
     num_groups, block_length = k_cache.shape[1], k_cache.shape[2]
     out = torch.zeros_like(q)
     bounds = query_start.tolist()
-    for s, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (first, last) in enumerate(pairwise(bounds)):
         if first == last:
             continue
         num_keys = int(positions[last - 1]) + 1

@@ -19,6 +19,7 @@ OP = Op(
     cases=(
         {"T": 1, "D": 64, "F": 32, "E": 1, "A": 0, "format": "bf16", "act": "silu"},
         {"T": 7, "D": 64, "F": 32, "E": 8, "A": 2, "format": "nvfp4", "act": "swigluoai"},
+        {"T": 2, "D": 64, "F": 32, "E": 1, "A": 0, "format": "int4", "act": "silu"},
         {"T": 3, "D": 32, "F": 64, "E": 4, "A": 4, "format": "mxfp8", "act": "swigluoai"},
         {"T": 0, "D": 32, "F": 32, "E": 4, "A": 2, "format": "bf16", "act": "silu"},
     ),

@@ -1,5 +1,7 @@
 """index_score, in plain torch: the definition"""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ def index_score(
     num_blocks = block_table.shape[1]
     scores = index_q.new_full((*index_q.shape[:2], num_blocks), -torch.inf, dtype=torch.float32)
     bounds = query_start.tolist()
-    for s, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (first, last) in enumerate(pairwise(bounds)):
         if first == last:
             continue
         num_visible = int(positions[last - 1]) // block_length + 1

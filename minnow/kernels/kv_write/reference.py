@@ -2,9 +2,9 @@
 
 from torch import Tensor, uint8
 
-from minnow.formats.quantized import Weight
 from minnow.formats.fp8 import encode as encode_fp8
 from minnow.formats.nvfp4 import encode as encode_nvfp4
+from minnow.formats.quantized import Weight
 from minnow.kernels.contract import Target
 
 
@@ -36,5 +36,3 @@ def kv_write(values: Tensor, cache: Weight, slots: Tensor) -> Weight:
         if stored is not None and part is not None:
             stored.view(uint8)[block, :, place] = part.view(uint8)
     return cache
-
-

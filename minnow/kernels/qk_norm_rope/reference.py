@@ -11,9 +11,7 @@ def refusal(target: Target) -> str | None:
     return None
 
 
-def qk_norm_rope(
-    x: Tensor, w: Tensor | None, positions: Tensor, inv_freq: Tensor, eps: float, offset: float
-) -> Tensor:
+def qk_norm_rope(x: Tensor, w: Tensor | None, positions: Tensor, inv_freq: Tensor, eps: float, offset: float) -> Tensor:
     """Root-mean-square norm of each head, then rotate its first 2R dims by position; one rounding, at the end.
 
     Args:

@@ -1,5 +1,7 @@
 """sparse_attention, in plain torch: the definition"""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def sparse_attention(
     inside = torch.arange(block_length, device=q.device)
     out = torch.zeros_like(q)
     bounds = query_start.tolist()
-    for s, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for s, (first, last) in enumerate(pairwise(bounds)):
         step = max(1, _CHUNK_VALUES // (q.shape[1] * block_table.shape[1] * block_length))
         for start in range(first, last, step):
             rows = slice(start, min(start + step, last))
