@@ -41,15 +41,19 @@ fix: .venv/installed-all
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
+# A stamp has the time at which its install began: what changes meanwhile is installed the next time.
 .venv/installed-base: $(BUILT_FROM)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	touch .venv/begun
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable .
-	touch $@
+	mv .venv/begun $@
 
-.venv/installed-all: $(BUILT_FROM) Makefile
+.venv/installed-all: $(BUILT_FROM)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	touch .venv/begun
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	CMAKE_ARGS="$(LLAMA_FLAGS)" $(PIP) llama-cpp-python
 	$(PIP) --editable ".[check,test]"
-	touch .venv/installed-base $@
+	cp -p .venv/begun .venv/installed-base
+	mv .venv/begun $@

@@ -93,7 +93,7 @@ def test_every_cache_format_runs_and_repeats(directory: Path, cache: str) -> Non
     assert [len(tokens) for tokens in first] == [12] * 6
 
 
-def _gap(engine: Engine, prompt: list[int], sampling: SamplingParams) -> float:
+def first_gap(engine: Engine, prompt: list[int]) -> float:
     """Between the two likeliest tokens that follow a prompt, in log-probability."""
     changed = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=2)
     engine.add(Request(request_id="gap", token_ids=tuple(prompt), sampling=changed))
@@ -113,7 +113,7 @@ def test_alone_and_in_a_batch_of_32(directory: Path, kind: str, capsys: pytest.C
         alone = running.run(engine, [prompt], sampling)[0]
         if alone != batched:
             place = next(i for i, (a, b) in enumerate(zip(alone, batched, strict=True)) if a != b)
-            assert kind == "greedy" and _gap(engine, prompt + alone[:place], sampling) < 1e-3
+            assert kind == "greedy" and first_gap(engine, prompt + alone[:place]) < 1e-3
             num_exceptions += 1
     with capsys.disabled():
         print(f" [{kind}: {num_exceptions} of 32 differ at a gap below 1e-3]", end="")

@@ -146,10 +146,28 @@ def test_no_two_builds_of_a_kernel_share_a_symbol(tmp_path):
     assert [names for names in shared if names] == []
 
 
+def test_operations_share_only_what_headers_define(tmp_path):
+    """Two files that each define an inline function of one name would get one body, in silence."""
+    headers = "".join(path.read_text() for path in (KERNELS / "native").glob("*.h"))
+    for isa in _isas_of_this_machine():
+        seen: set[str] = set()
+        for source in _sources():
+            lines = _nm("--defined-only", "--demangle", _object(source, isa, tmp_path))
+            weak = {words[2] for words in (line.split(maxsplit=2) for line in lines) if words[1] in "WVu"}
+            for name in weak & seen:
+                assert re.search(rf"\b{re.escape(_bare_name(name))}\b", headers), f"{name} is in two cpu.cpp"
+            seen |= weak
+
+
 def test_the_portable_build_has_no_wide_registers(tmp_path):
     for isa, is_wide in ((i, i != "portable") for i in _isas_of_this_machine()):
         text = "".join(_run("objdump", "-d", _object(source, isa, tmp_path)) for source in _sources())
         assert bool(re.search("%[yz]mm", text)) == is_wide
+
+
+def _bare_name(demangled: str) -> str:
+    """multiply, of "void avx2::multiply<float>(float const*)"."""
+    return re.split(r"[<(]", demangled)[0].split("::")[-1]
 
 
 def _isas_of_this_machine() -> list[str]:

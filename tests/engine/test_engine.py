@@ -1,0 +1,101 @@
+"""what an engine refuses, and that a request costs only itself"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minnow.core.errors import ConfigError, RequestError
+from minnow.core.request import Adapter, MediaItem, Request, SamplingParams
+from minnow.core.step import Control
+from minnow.engine.engine import Engine
+from tests import tiny
+from tests.engine import running
+from tests.engine.running import GREEDY
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    tiny.write_tiny(path, dtype="float32", layers=2)
+    return path
+
+
+@pytest.fixture
+def engine(directory: Path) -> Engine:
+    return running.make(directory)
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "prompt": {"token_ids": (1, 320)},
+    "prompt ": {"token_ids": (-1,)},
+    "prompt  ": {"token_ids": ()},
+    "media": {"media": (MediaItem(content_hash="x", offset=0, num_tokens=1),)},
+    "adapter": {"adapter": Adapter(name="a", version=1)},
+    "max_tokens": {"sampling": SamplingParams(max_tokens=-1)},
+    "temperature": {"sampling": SamplingParams(temperature=float("nan"))},
+    "top_p": {"sampling": SamplingParams(top_p=0.0)},
+    "seed": {"sampling": SamplingParams(seed=2**70)},
+    "logit_bias": {"sampling": SamplingParams(logit_bias=((999_999, 5.0),))},
+    "stop_token_ids": {"sampling": SamplingParams(stop_token_ids=(-1,))},
+    "allowed_token_ids": {"sampling": SamplingParams(allowed_token_ids=())},
+    "logprobs": {"sampling": SamplingParams(logprobs=100)},
+    "prompt_logprobs": {"sampling": SamplingParams(prompt_logprobs=1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("param", BAD)
+def test_a_bad_request_costs_only_itself(engine: Engine, param: str) -> None:
+    expected = running.run(engine, [[5, 6, 7]], GREEDY)
+    engine.add(Request(request_id="good", token_ids=(5, 6, 7), sampling=GREEDY))
+    engine.step()
+    with pytest.raises(RequestError) as caught:
+        engine.add(Request(request_id="bad", **{"token_ids": (1,), **BAD[param]}))
+    assert caught.value.param == param.strip()
+    outputs = running.finish(engine)
+    assert list(outputs) == ["good"]
+    assert running.tokens(outputs["good"]) == expected[0][1:]
+
+
+def test_a_prompt_beyond_the_context_names_both_numbers(directory: Path) -> None:
+    engine = running.make(directory, max_model_len=64)
+    for num_tokens in (65, 64):
+        with pytest.raises(RequestError, match=rf"{num_tokens}.*64|64.*{num_tokens}") as caught:
+            engine.add(Request(request_id="long", token_ids=(1,) * num_tokens, sampling=GREEDY))
+        assert caught.value.code == "context_length_exceeded"
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    engine.add(Request(request_id="fits", token_ids=(1,) * 63, sampling=sampling))
+    outputs = running.finish(engine)["fits"]
+    assert (len(running.tokens(outputs)), outputs[-1].finish_reason) == (1, "length")
+
+
+def test_a_block_size_that_the_model_cannot_use_is_refused_before_weights(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())  # and no weights at all
+    for block_size in (64, 128, 256):
+        with pytest.raises(ConfigError, match=rf"--block-size.*{block_size}.*16"):
+            running.make(tmp_path, block_size=block_size)
+
+
+def test_aborted_requests_leave_nothing(engine: Engine) -> None:
+    for i in range(60):
+        engine.add(Request(request_id=str(i), token_ids=tuple(range(1, 40 + i)), sampling=GREEDY))
+    for i in range(60):
+        engine.step()
+        engine.abort(str(i))
+        engine.check()
+    assert engine.abort("7") is None
+    running.finish(engine)
+    stats = engine.stats()
+    assert stats.num_free_blocks == stats.num_blocks and stats.num_running == stats.num_waiting == 0
+
+
+def test_the_prefix_cache_can_be_reset(engine: Engine) -> None:
+    prompt = tuple(range(1, 100))
+    cached = []
+    for i in range(3):
+        engine.add(Request(request_id=str(i), token_ids=prompt, sampling=GREEDY))
+        cached.append(running.finish(engine)[str(i)][0].num_cached_tokens)
+        if i == 1:
+            assert engine.control(Control(control_id=1, name="reset_prefix_cache")).error is None
+    assert cached == [0, 96, 0]
+    assert engine.control(Control(control_id=2, name="dance")).error == "no control is called 'dance'"

@@ -1,0 +1,56 @@
+"""what an engine would spend on this machine"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from minnow.config.engine import EngineConfig
+from minnow.config.load import from_values, resolve_auto
+from minnow.config.model import ModelConfig, known, parse
+from minnow.core.errors import CapacityError
+from minnow.engine import memory
+from minnow.engine.build import device_of
+from minnow.parallel.mesh import Mesh
+from tests import tiny
+
+CPU = torch.device("cpu")
+
+
+def _settled(model: ModelConfig, **settings: object) -> EngineConfig:
+    return resolve_auto(from_values(settings).config, model)
+
+
+def test_a_cpu_cache_is_small_unless_it_is_asked_for() -> None:
+    model = parse(tiny.config_json())
+    config = _settled(model)
+    plan = memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU)
+    assert plan.cache_bytes <= 4 << 30
+    assert plan.cache_bytes > (4 << 30) - plan.row_bytes
+    config = _settled(model, kv_cache_memory_bytes="64MiB")
+    plan = memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU)
+    assert plan.num_blocks == (64 << 20) // plan.row_bytes
+
+
+def test_a_model_that_cannot_fit_is_refused_with_the_numbers() -> None:
+    model = known("m3.1-flash")
+    assert model is not None
+    config = _settled(model)
+    with pytest.raises(CapacityError, match=r"weights 233 GiB"):
+        memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU)
+
+
+def test_ranks_share_heads_but_not_index_keys() -> None:
+    model = known("m3.1-flash")
+    assert model is not None
+    four = dataclasses.replace(Mesh.single(), num_ranks=(("tp", 4), ("dp", 1), ("ep", 1), ("cp", 1)))
+    assert memory.layout(_settled(model), model, four).token_bytes == 34_560 // 4 + 4_320
+
+
+def test_available_memory_is_that_of_this_machine() -> None:
+    assert 1 << 28 < memory.available_bytes(CPU) < 1 << 50
+
+
+def test_a_missing_gpu_is_said() -> None:
+    assert device_of("auto").type in ("cpu", "cuda")
+    assert device_of("cpu").type == "cpu"
