@@ -10,7 +10,7 @@ LLAMA_FLAGS := -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tools/llama_cpp_vocabulary.cmak
 	-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF \
 	-DLLAVA_BUILD=OFF
 
-.PHONY: setup serve test quick check fix clean
+.PHONY: setup serve test quick check fix eval clean
 
 setup: .venv/installed-all
 
@@ -37,6 +37,11 @@ fix: .venv/installed-all
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/python -m tools.reference
+
+# Perplexity of the demo, by cache format, against transformers.
+eval: .venv/installed-all
+	$(BIN)/minnow pull $(DEMO)
+	$(BIN)/python -m tools.eval
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

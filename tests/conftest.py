@@ -33,3 +33,4 @@ def _own_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     for name in [n for n in os.environ if n.startswith(("MINNOW_", "VLLM_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MINNOW_HOME", str(tmp_path / "minnow-home"))
+    monkeypatch.setenv("MINNOW_CHECK", "1")

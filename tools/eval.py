@@ -19,6 +19,7 @@ from torch.nn import functional
 from minnow.checkpoint import demo
 from minnow.checkpoint.load import fill, open_weights
 from minnow.config import model as model_config
+from minnow.formats.quantized import Weight, decode
 from minnow.model.decoder import Decoder
 from minnow.text.tokenizer import Tokenizer
 from tests.drive import CPU, Driver, even_chunks, make_kernels
@@ -49,6 +50,10 @@ def decoder_of(directory: Path, dtype: str) -> Decoder:
     config = model_config.read(directory)
     decoder = Decoder(config, make_kernels(), _DTYPES[dtype], CPU)
     fill(decoder, open_weights(directory, config))
+    for module in decoder.modules():
+        weights: tuple[Weight, ...] = getattr(module, "weights", ())
+        if weights:  # the same values, decoded once and not for each chunk
+            module.weights = tuple(decode(weight) for weight in weights)  # type: ignore[assignment]
     return decoder
 
 
@@ -69,7 +74,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kilobytes", type=int, default=200)
     parser.add_argument("--window", type=int, default=2048)
-    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--caches", nargs="*", default=["float32", "bfloat16", "fp8", "nvfp4"])
     args = parser.parse_args()

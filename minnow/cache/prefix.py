@@ -57,6 +57,10 @@ class HashChain:
             self._hashes.append(self._last)
         return self._hashes[:num_blocks]
 
+    def known(self) -> list[bytes]:
+        """The hashes that have been worked out so far."""
+        return list(self._hashes)
+
     def _block_hash(self, start: int, tokens: Sequence[int]) -> bytes:
         fields = [_field(b"p", self._last), _field(b"t", struct.pack(f"<{len(tokens)}I", *tokens))]
         for item in self._media:
@@ -106,6 +110,11 @@ class PrefixCache:
         hashes = chain.first(stop, token_ids)
         for index in range(start, stop):
             self._blocks.publish(block_ids[index], hashes[index])
+
+    def forget(self, chain: HashChain) -> None:
+        """Drop what is known of a sequence's blocks, whoever holds them now."""
+        found = (self._blocks.find(block_hash) for block_hash in chain.known())
+        self._blocks.forget([block_id for block_id in found if block_id is not None])
 
     def reset(self) -> None:
         """Forget all prefixes; sequences that run keep their blocks."""

@@ -82,11 +82,13 @@ def fill(model: nn.Module, source: WeightSource) -> None:
         CheckpointError: a module names a weight that this configuration lacks, or a weight is left over that no
             module named (vision weights are not served and may be).
     """
+    taken: dict[str, Weight] = {}  # a tied weight has two names in the model, and one place in memory
     left = {name for name, module in names.modules(source.config).items() if module.kind != "vision"}
     for module in model.modules():
         wanted: tuple[str, ...] | None = getattr(module, "weight_names", None)
         if wanted is not None:
-            module.weights = tuple(source.take(name) for name in wanted)  # type: ignore[assignment]
+            taken.update({name: source.take(name) for name in wanted if name not in taken})
+            module.weights = tuple(taken[name] for name in wanted)  # type: ignore[assignment]
             left.difference_update(wanted)
     if left:
         raise CheckpointError(f"the model takes no notice of {verify.listed(sorted(left))}")

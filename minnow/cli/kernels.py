@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{'operation':18}{'backend':14}why not the others")
     for choice in kernels.choices:
         reasons = [f"{backend}: {reason}" for backend, reason in choice.refusal_by_backend.items()]
-        for position, reason in enumerate(reasons or ["it is the only one"]):
+        reasons = ([f"({choice.note})"] if choice.note else []) + (reasons or ["it is the only one"])
+        for position, reason in enumerate(reasons):
             operation, backend = (choice.op, choice.backend) if position == 0 else ("", "")
             print(f"{operation:18}{backend:14}{reason}")
     return 0

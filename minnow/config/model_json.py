@@ -52,13 +52,13 @@ def parse(raw: _Object) -> ModelConfig:
     text = raw.get("text_config")
     if not isinstance(text, Mapping):
         raise ConfigError("config.json has no text_config object")
+    text = _flattened(text)
     layers = _whole(text, "num_hidden_layers")
     heads, head_dim = _whole(text, "num_attention_heads"), _whole(text, "head_dim")
     _refuse(text, "attention_output_gate", (None, False))
     _refuse(text, "scoring_func", (None, "sigmoid"))
     _refuse(text, "qk_norm_type", (None, "per_head"))
     _refuse(text, "hidden_act", ("swigluoai", "silu"))
-    sparse = _sparse(text, layers)
     config = ModelConfig(
         vocab_size=_whole(text, "vocab_size"),
         hidden_size=_whole(text, "hidden_size"),
@@ -91,7 +91,7 @@ def parse(raw: _Object) -> ModelConfig:
         tie_word_embeddings=bool(text.get("tie_word_embeddings", raw.get("tie_word_embeddings", False))),
         dtype=_dtype(raw, text),
         num_mtp_modules=_whole(text, "num_mtp_modules", 0),
-        sparse=sparse,
+        sparse=_sparse(text, layers),
         quantization=_quantization(raw.get("quantization_config")),
         vision=_vision(raw.get("vision_config")),
         projector_hidden_size=int(raw.get("projector_hidden_size", 0) or 0),
@@ -99,6 +99,37 @@ def parse(raw: _Object) -> ModelConfig:
     )
     _check(config)
     return config
+
+
+_SPARSE_BY_FLAT = {
+    "index_head_dim": "sparse_index_dim",
+    "index_n_heads": "sparse_num_index_heads",
+    "index_topk_blocks": "sparse_topk_blocks",
+    "index_block_size": "sparse_block_size",
+    "index_local_blocks": "sparse_local_block",
+}
+
+
+def _flattened(text: _Object) -> _Object:
+    """One spelling for what configs write in two: explicit values win over nested ones.
+
+    transformers writes `rope_parameters`, `index_*`, `layer_types` and `mlp_layer_types`; MiniMax's own files have
+    `rope_theta`, `sparse_attention_config` and `moe_layer_freq`.
+    """
+    rope = dict(text.get("rope_parameters") or {})
+    merged = {**{k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope}, **text}
+    if merged.get("rope_scaling") is None and rope.get("rope_type", "default") != "default":
+        merged["rope_scaling"] = rope
+    flat = {nested: text[name] for name, nested in _SPARSE_BY_FLAT.items() if text.get(name) is not None}
+    kinds = text.get("layer_types")
+    if kinds is not None:
+        is_sparse = [int(kind == "minimax_m3_sparse") for kind in kinds]
+        flat |= {"sparse_attention_freq": is_sparse, "sparse_disable_index_value": is_sparse}
+    if flat:
+        merged["sparse_attention_config"] = {**(text.get("sparse_attention_config") or {}), **flat}
+    if text.get("mlp_layer_types") is not None:
+        merged["moe_layer_freq"] = [int(kind == "sparse") for kind in text["mlp_layer_types"]]
+    return merged
 
 
 def _check(config: ModelConfig) -> None:
@@ -111,6 +142,10 @@ def _check(config: ModelConfig) -> None:
         raise ConfigError(
             f"sparse_num_index_heads is {config.sparse.num_index_heads}; each of the "
             f"{config.num_key_value_heads} key/value heads needs one"
+        )
+    if any(config.sparse.is_sparse) and config.sparse.index_dim < config.rotary_dim:
+        raise ConfigError(
+            f"sparse_index_dim is {config.sparse.index_dim}; rotary_dim {config.rotary_dim} must fit in it"
         )
     if not all(config.is_moe) and config.dense_intermediate_size <= 0:
         raise ConfigError("dense_intermediate_size is missing, but moe_layer_freq has dense layers")

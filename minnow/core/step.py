@@ -163,5 +163,6 @@ class EngineStats:
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
     num_preemptions: int = 0
+    num_errors: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -69,9 +69,12 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             return []
-        result = self._runner.launch(plan).result()
-        if self._recorder is not None:
-            self._recorder.write(plan, result)
+        result = None
+        try:
+            result = self._runner.launch(plan).result()
+        finally:
+            if self._recorder is not None:
+                self._recorder.write(plan, result)  # also the plan that failed: it is the one to replay
         return self._scheduler.commit(plan, result)
 
     def control(self, message: Control) -> ControlReply:

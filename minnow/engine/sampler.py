@@ -40,17 +40,18 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     Returns:
         One RowResult each; a row whose logits are not finite fails alone.
     """
-    is_finite = torch.isfinite(logits).all(-1).tolist()
     adjusted = logits.clone()
     for s, (_, row) in enumerate(rows):
         _adjust(adjusted[s], row)
+    is_finite = torch.isfinite(logits).all(-1).tolist()
+    is_open = (torch.isfinite(adjusted).any(-1)).tolist()
     settings = [row.sampling for _, row in rows]
 
     def send(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
     ids = kernels.sample(
-        torch.nan_to_num(adjusted, nan=0.0, posinf=0.0, neginf=-torch.inf),
+        _drawable(adjusted),
         send([p.temperature for p in settings], torch.float32),
         send([p.top_k for p in settings], torch.int64),
         send([p.top_p for p in settings], torch.float32),
@@ -62,10 +63,20 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
         if not is_finite[s]:
             results.append(RowResult(row=number, error="the model's logits are not finite"))
             continue
+        if not is_open[s]:
+            reason = "no token may be drawn: allowed_token_ids, logit_bias and min_tokens leave none"
+            results.append(RowResult(row=number, error=reason))
+            continue
         wanted = row.sampling.logprobs
         logprobs = () if wanted is None else (_logprobs(logits[s], ids[s], wanted),)
         results.append(RowResult(row=number, token_ids=(ids[s],), logprobs=logprobs))
     return results
+
+
+def _drawable(logits: Tensor) -> Tensor:
+    """Rows that will be refused get harmless values, so that they cannot disturb the others."""
+    harmless = torch.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=-torch.inf)
+    return harmless.masked_fill(~torch.isfinite(harmless).any(-1, keepdim=True), 0.0)
 
 
 def _adjust(logits: Tensor, row: Row) -> None:

@@ -89,6 +89,7 @@ class Scheduler:
         self._step = 0
         self._num_added = 0
         self._num_preemptions = 0
+        self._num_errors = 0
         self._prefix_queries_tokens = 0
         self._prefix_hits_tokens = 0
         self._prompt_tokens = 0
@@ -293,8 +294,11 @@ class Scheduler:
 
     def _commit_row(self, planned: Sequence, step: RowStep, row: RowResult) -> TokenOutput | None:
         if row.error is not None:
+            self._num_errors += 1
             # Any of its blocks may hold what broke it, also those that it published earlier or shared.
-            self._blocks.forget(planned.block_ids)
+            # A sequence preempted meanwhile has no blocks any more, but what it published is still known.
+            if self._prefix is not None and planned.chain is not None:
+                self._prefix.forget(planned.chain)
             self._finish(planned)
             return self._output(planned, finish_reason="error", error=row.error)
         assert bool(row.token_ids) == step.is_sampling, f"row {step.row} yielded {len(row.token_ids)} tokens"
@@ -363,6 +367,7 @@ class Scheduler:
             prefix_queries_tokens=self._prefix_queries_tokens,
             prefix_hits_tokens=self._prefix_hits_tokens,
             num_preemptions=self._num_preemptions,
+            num_errors=self._num_errors,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
         )

@@ -28,6 +28,9 @@ def check_call(op: Op, arguments: Mapping[str, Any]) -> None:
         if value is None:
             if not entry.is_optional:
                 raise TypeError(f"{where} is missing")
+        elif entry.kind == "weights":
+            for i, weight in enumerate(value):
+                _check_tensor(f"{where}[{i}]", Argument(kind="weight", axes=("*", *entry.axes)), weight, seen)
         elif entry.kind in ("tensor", "weight", "cache"):
             _check_tensor(where, entry, value, seen)
 

@@ -14,8 +14,9 @@ class Op:
 
     Attributes:
         inputs: name -> "dtype|dtype [axes]" for tensors, "weight [axes]" and "cache [axes]" for a
-            tensor or a Quantized, "weights" for a sequence of weights, "scalar" for a Python number,
-            word or None. A "?" behind the name's type allows None. The order is that of the arguments.
+            tensor or a Quantized, "weights [axes]" for a sequence of weights that share their
+            last axes, "scalar" for a Python number, word or None. A "?" behind the name's type allows
+            None. The order is that of the arguments.
         outputs: name -> the same; a tensor that is written in place appears here with its input's name.
         cost: named dims -> (operations, bytes) of one call.
         cases: small dims for parity tests, in the interpreter too.

@@ -1,13 +1,37 @@
-"""counts calls and bytes of a step (tests and bench)"""
+"""counts calls, bytes and host syncs of a step (tests and bench)"""
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minnow.formats.quantized import Quantized
 from minnow.kernels.registry import Kernels, operations
+
+_CPU = torch.device("cpu")
+
+# torch operations whose result the host must wait for: `.item()`, `.tolist()`, and shapes that depend on values
+_SYNCS = ("_local_scalar_dense", "nonzero", "_unique2", "masked_select")
+
+
+class HostSyncs(TorchDispatchMode):
+    """Counts waits for the device while it is entered; needs no device, but sees no `.tolist()` without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count, then run."""
+        name = function.overloadpacket.__name__
+        is_copy = name == "_to_copy" and args[0].device.type != "cpu" and (kwargs or {}).get("device") == _CPU
+        self.count += name in _SYNCS or is_copy
+        return function(*args, **(kwargs or {}))
 
 
 class CallCount:

@@ -25,6 +25,7 @@ class Choice:
     op: str
     backend: str
     refusal_by_backend: dict[str, str]
+    note: str = ""  # what the backend leaves to the reference, where it does
 
 
 class Kernels:
@@ -123,7 +124,8 @@ def _choose(name: str, wanted: str, target: Target, *, is_explicit: bool) -> Cho
     for other in present:
         if other != backend:
             refusals.setdefault(other, f"{backend} was asked for" if wanted == backend else f"{backend} comes first")
-    return Choice(op=name, backend=backend, refusal_by_backend=refusals)
+    note: str = getattr(folder.load(f"{_PACKAGE}.{name}", backend), "NOTE", "")
+    return Choice(op=name, backend=backend, refusal_by_backend=refusals, note=note)
 
 
 def _refusals(name: str, present: list[str], target: Target) -> Iterator[tuple[str, str | None]]:

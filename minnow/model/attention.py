@@ -1,6 +1,5 @@
 """MSA attention (index branch and sparse) and its dense form"""
 
-import torch
 from torch import Tensor, nn
 
 from minnow.cache.pool import LayerCache
@@ -32,13 +31,14 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, inputs: StepInputs, cache: LayerCache) -> Tensor:
         """[T D] -> [T D]; K, V and index keys of the step are written to the cache first."""
-        q_TNH, k_TGH, v_TGH, index_q_TIJ, index_k_T1J = self._project(x_TD, inputs.positions)
+        q_TNH, k_TGH, v_TGH, *index = self._project(x_TD, inputs.positions)
         write = self.kernels.kv_write
         write(k_TGH, cache.k, inputs.slots)
         write(v_TGH, cache.v, inputs.slots)
         where = (inputs.block_table, inputs.query_start, inputs.positions)
         scale = self.config.head_dim**-0.5
         if self.is_sparse:
+            index_q_TIJ, index_k_T1J = index
             write(index_k_T1J, cache.index, inputs.slots)
             sparse = self.config.sparse
             scores_TIM = self.kernels.index_score(index_q_TIJ, cache.index, *where)
@@ -56,7 +56,8 @@ class Attention(nn.Module):
         y_TD: Tensor = self.project_out(out_TNH.flatten(1))
         return y_TD
 
-    def _project(self, x_TD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, x_TD: Tensor, positions_T: Tensor) -> list[Tensor]:
+        """q, k, v, and on a sparse layer the index queries and the index key: each [T heads width]."""
         config, sparse = self.config, self.config.sparse
         heads = [(config.num_attention_heads, config.head_dim)] + [(config.num_key_value_heads, config.head_dim)] * 2
         if self.is_sparse:
@@ -64,7 +65,6 @@ class Attention(nn.Module):
         parts = self.project_in(x_TD).split([n * width for n, width in heads], dim=1)
         q, k, v, *index = (p.unflatten(1, shape) for p, shape in zip(parts, heads, strict=True))
         q, k = self.turn_q(q, positions_T), self.turn_k(k, positions_T)
-        if not self.is_sparse:
-            none = torch.empty(0, device=x_TD.device)
-            return q, k, v, none, none
-        return q, k, v, self.turn_index_q(index[0], positions_T), self.turn_index_k(index[1], positions_T)
+        if self.is_sparse:
+            index = [self.turn_index_q(index[0], positions_T), self.turn_index_k(index[1], positions_T)]
+        return [q, k, v, *index]

@@ -56,15 +56,14 @@ class MixtureOfExperts(nn.Module):
         self.router = Router(config, kernels, at)
         routed = (at + f"experts.{e}." for e in range(config.num_local_experts))
         self.routed = GatedExperts(config, kernels, tuple((e + "w1", e + "w3", e + "w2") for e in routed))
-        self.shared = GatedExperts(config, kernels, (_gate_up_down(at + "shared_experts."),))
-        self.has_shared = config.n_shared_experts > 0
-        if not self.has_shared:
-            self.shared.weight_names = ()
+        self.shared: GatedExperts | None = None
+        if config.n_shared_experts:
+            self.shared = GatedExperts(config, kernels, (_gate_up_down(at + "shared_experts."),))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T D] -> [T D]."""
         y_TD: Tensor = self.routed(x_TD, *self.router(x_TD))
-        return y_TD + self.shared(x_TD) if self.has_shared else y_TD
+        return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
 
 def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:

@@ -140,3 +140,17 @@ def test_new_weights_find_no_old_blocks() -> None:
     cache.publish(cache.chain(request), TOKENS, pool.allocate(4), start=0, stop=4)
     cache.weight_version += 1
     assert cache.match(cache.chain(request), (*TOKENS, 7)) == []
+
+
+def test_forgetting_a_chain_reaches_blocks_that_have_been_given_back() -> None:
+    """A preempted sequence whose rows turn out broken: what it published is found no more, by nobody."""
+    pool = BlockPool(8, block_size=4)
+    cache = PrefixCache(pool)
+    asked = Request(request_id="a", token_ids=TOKENS)
+    chain = cache.chain(asked)
+    blocks = pool.allocate(2)
+    cache.publish(chain, TOKENS, blocks, start=0, stop=2)
+    pool.free(blocks)
+    assert cache.match(cache.chain(asked), TOKENS) != []
+    cache.forget(chain)
+    assert cache.match(cache.chain(asked), TOKENS) == []

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from minnow.core.errors import ConfigError, RequestError
 from minnow.core.request import Adapter, MediaItem, Request, SamplingParams
 from minnow.core.step import Control
+from minnow.engine import record
 from minnow.engine.engine import Engine
 from tests import tiny
 from tests.engine import running
@@ -99,3 +101,56 @@ def test_the_prefix_cache_can_be_reset(engine: Engine) -> None:
             assert engine.control(Control(control_id=1, name="reset_prefix_cache")).error is None
     assert cached == [0, 96, 0]
     assert engine.control(Control(control_id=2, name="dance")).error == "no control is called 'dance'"
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_ends_its_own_request(directory: Path, tmp_path: Path, poison: float) -> None:
+    """E07: an embedding that is broken; neighbours are unchanged, and nothing of it stays in the prefix cache."""
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["language_model.model.embed_tokens.weight"][7, 0] = poison
+    save_file(tensors, tmp_path / "model.safetensors")
+    engine = running.make(tmp_path, kv_cache_dtype="nvfp4")
+    good, bad = tuple(range(40, 90)), (*range(40, 56), *[7] * 40)
+    expected = running.run(running.make(tmp_path, kv_cache_dtype="nvfp4"), [good], GREEDY)[0]
+    for i in range(2):
+        engine.add(Request(request_id=f"bad{i}", token_ids=bad, sampling=GREEDY))
+        engine.add(Request(request_id=f"good{i}", token_ids=good, sampling=GREEDY))
+        outputs = running.finish(engine)
+        (end,) = outputs[f"bad{i}"]
+        assert (end.finish_reason, end.error) == ("error", "the model's logits are not finite")
+        assert end.num_cached_tokens <= 16  # at most the good block that both share
+        assert running.tokens(outputs[f"good{i}"]) == expected
+    assert engine.stats().num_errors == 2
+
+
+def test_a_request_that_leaves_no_token_fails_alone(engine: Engine) -> None:
+    stop = SamplingParams(temperature=0.7, allowed_token_ids=(258,), stop_token_ids=(258,), min_tokens=2, max_tokens=4)
+    expected = running.run(engine, [[5, 6, 7]], GREEDY)[0]
+    engine.add(Request(request_id="closed", token_ids=(1, 2), sampling=stop))
+    engine.add(Request(request_id="tiny", token_ids=(1, 2), sampling=SamplingParams(temperature=1e-39, max_tokens=3)))
+    engine.add(Request(request_id="good", token_ids=(5, 6, 7), sampling=GREEDY))
+    outputs = running.finish(engine)
+    assert outputs["closed"][0].error is not None and "no token may be drawn" in outputs["closed"][0].error
+    assert len(running.tokens(outputs["tiny"])) >= 1
+    assert running.tokens(outputs["good"]) == expected
+
+
+def test_the_plan_of_a_step_that_fails_is_recorded(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    engine = running.make(directory, record=path)
+    engine.add(Request(request_id="a", token_ids=(1, 2), sampling=GREEDY))
+    engine.step()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.runner, "launch", fail)
+    with pytest.raises(RuntimeError, match="gone"):
+        engine.step()
+    engine.close()
+    steps = list(record.read(path))
+    assert [step.result is None for step in steps] == [False, True]

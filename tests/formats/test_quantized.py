@@ -1,7 +1,5 @@
 """the one quantised tensor type, dispatch by name, and the same bytes on every device."""
 
-import time
-
 import pytest
 import torch
 
@@ -77,15 +75,6 @@ def test_plain_formats_are_casts() -> None:
 def test_broken_blocks_are_refused_before_the_work(name: str) -> None:
     with pytest.raises(FormatError, match=f"{name} covers"):
         encode(name, torch.zeros(2, 40))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_million_values_take_well_under_a_second(name: str) -> None:
-    values = torch.randn(1000, 1024, generator=torch.Generator().manual_seed(46))
-    decode(encode(name, values[:1]))
-    began = time.process_time()  # of this process alone: a busy machine does not fail the test
-    decode(encode(name, values))
-    assert time.process_time() - began < 1.0  # some 5 to 15 ms on one core
 
 
 @pytest.mark.gpu

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from minnow.core.errors import ConfigError
+from minnow.formats.quantized import decode, encode
 from minnow.kernels import native
 from minnow.kernels.compare import compare
+from minnow.kernels.linear import cpu as linear_cpu
 from minnow.kernels.norm import OP, cpu, inputs, reference
 
 KERNELS = Path(native.__file__).parent
@@ -68,6 +70,30 @@ def test_every_instruction_set_agrees_with_the_reference(isa, case, force):
     arguments = inputs.make(torch.device("cpu"), **case)
     assert compare(OP, cpu.norm(**arguments), reference.norm(**arguments)) == []
     assert native.instruction_set() == isa
+
+
+@pytest.mark.parametrize("isa", native.usable_instruction_sets())
+@pytest.mark.parametrize("name", ["int4", "int8"])
+def test_linear_is_exact_but_for_the_order_of_sums(isa, name, force):
+    """Rows alone and together are the same bit by bit; odd scales (subnormal, negative) are read right."""
+    force(isa)
+    generator = torch.Generator().manual_seed(3)
+    weight = encode(name, torch.randn(37, 96, generator=generator))
+    weight.scales[0, 0], weight.scales[1, 1], weight.scales[2, 2] = 2.0**-24, -0.5, 3 * 2.0**-20
+    x = torch.randn(8, 96, generator=generator)
+    seen = linear_cpu.linear(x, (weight, weight))
+    values = decode(weight).double()
+    exact, bound = x.double() @ values.T, 96 * 2.0**-24 * (x.double().abs() @ values.abs().T)
+    assert bool(((seen - torch.cat((exact, exact), dim=1)).abs() <= torch.cat((bound, bound), dim=1)).all())
+    for count in range(1, 8):
+        assert torch.equal(linear_cpu.linear(x[:count], (weight, weight)), seen[:count])
+
+
+def test_linear_refuses_rows_of_another_width():
+    weight = encode("int8", torch.randn(4, 96))
+    for width in (64, 128):
+        with pytest.raises(AssertionError, match=f"a weight of width 96 meets rows of {width}"):
+            linear_cpu.linear(torch.randn(2, width), (weight,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

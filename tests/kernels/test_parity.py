@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from minnow.core import folder
+from minnow.formats.quantized import Quantized
 from minnow.kernels import registry
 from minnow.kernels.check import check_call
 from minnow.kernels.compare import compare
@@ -37,16 +38,26 @@ def _run(op: Op, backend: str, inputs: dict[str, Any], device: torch.device) -> 
     return function(**{name: _copy(value) for name, value in inputs.items()})
 
 
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Quantized):
+        return value.map(lambda part: part.to(device))
+    return type(value)(_to(v, device) for v in value) if isinstance(value, tuple | list) else value
+
+
 def _check_parity(op: Op, case: dict[str, Any], target: Target, device: torch.device) -> None:
-    inputs = _make(op, case, device)
+    """The reference computes on the CPU, so that it is an independent witness for a GPU, itself included."""
+    inputs = _make(op, case, _CPU)
     bound = inspect.signature(getattr(folder.load(f"minnow.kernels.{op.name}", "reference"), op.name)).bind(**inputs)
     bound.apply_defaults()
     check_call(op, bound.arguments)
-    expected = _run(op, "reference", inputs, device)
+    expected = _run(op, "reference", inputs, _CPU)
+    there = {name: _to(value, device) for name, value in inputs.items()}
     ran = 0
     for backend in registry.backends(op.name):
         if folder.load(f"minnow.kernels.{op.name}", backend).refusal(target) is None:
-            assert compare(op, _run(op, backend, inputs, device), expected) == []
+            assert compare(op, _to(_run(op, backend, there, device), _CPU), expected) == []
             ran += 1
     assert ran >= 1
 

@@ -1,11 +1,12 @@
 """references against hand-computed values and second formulations"""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from minnow.formats.quantized import encode
+from minnow.formats.quantized import decode, encode
 from minnow.kernels.block_topk.reference import block_topk
 from minnow.kernels.dense_attention.reference import dense_attention
 from minnow.kernels.experts.activation import Activation
@@ -193,12 +194,24 @@ def test_kv_write_touches_its_slots_alone(name: str) -> None:
     cache = encode(name, torch.zeros(3, 2, 16, 32))
     values = torch.randn(2, 2, 32)
     kv_write(values, cache, torch.tensor([17, -1]))
-    from minnow.formats.quantized import decode
-
     seen = decode(cache)
     expected = torch.zeros(3, 2, 16, 32)
     expected[1, :, 1] = decode(encode(name, values[0])) if name != "fp8" else values[0].to(torch.float8_e4m3fn).float()
     assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("name", ["fp8", "nvfp4"])
+def test_kv_write_heeds_the_outer_scale(name: str) -> None:
+    """E06: an outer scale of 0.25 changes the stored bytes, and the values that are read stay the same."""
+    values = torch.tensor([0.5, 1.0, -2.0, 3.0] * 8).expand(1, 1, 32)
+    plain, scaled = (encode(name, torch.zeros(2, 1, 16, 32)) for _ in range(2))
+    plain, scaled = (dataclasses.replace(c, global_scale=s) for c, s in ((plain, None), (scaled, torch.tensor(0.25))))
+    for cache in (plain, scaled):
+        kv_write(values, cache, torch.tensor([16]))
+        assert torch.equal(decode(cache)[1, :, 0], values[0])
+    changed = "scales" if name == "nvfp4" else "codes"
+    stored = [getattr(c, changed).view(torch.uint8)[1, 0, 0] for c in (plain, scaled)]
+    assert not torch.equal(*stored)
 
 
 def test_experts_equal_a_token_by_token_sum() -> None:

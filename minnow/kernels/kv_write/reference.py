@@ -18,7 +18,7 @@ def kv_write(values: Tensor, cache: Weight, slots: Tensor) -> Weight:
 
     Args:
         values: bf16|f32 [T G H].
-        cache: [B G L H]; a tensor, or a Quantized of fp8 (scale 1) or nvfp4 (outer scale 1).
+        cache: [B G L H]; a tensor, or a Quantized of fp8 or nvfp4, whose global scale (1 without one) is heeded.
         slots: [T], block * L + place in the block; -1 writes nothing.
 
     Returns:
@@ -31,7 +31,11 @@ def kv_write(values: Tensor, cache: Weight, slots: Tensor) -> Weight:
     if isinstance(cache, Tensor):
         cache[block, :, place] = values.to(cache.dtype)
         return cache
-    encoded = encode_nvfp4(values) if cache.spec.name == "nvfp4" else encode_fp8(values, scale=1.0)
+    scale = cache.global_scale
+    if cache.spec.name == "nvfp4":
+        encoded = encode_nvfp4(values, global_scale=scale)
+    else:
+        encoded = encode_fp8(values, scale=1.0 if scale is None else scale)
     for stored, part in ((cache.codes, encoded.codes), (cache.scales, encoded.scales)):
         if stored is not None and part is not None:
             stored.view(uint8)[block, :, place] = part.view(uint8)

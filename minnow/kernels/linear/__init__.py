@@ -4,7 +4,7 @@ from minnow.kernels.contract import Op
 
 OP = Op(
     name="linear",
-    inputs={"x": "bf16|f32 [T D]", "weights": "weights", "dtype": "scalar?"},
+    inputs={"x": "bf16|f32 [T D]", "weights": "weights [D]", "dtype": "scalar?"},
     outputs={"y": "bf16|f32 [T O]"},
     cost=lambda T, D, O, weight_bytes=None, itemsize=2: (
         2 * T * D * O,

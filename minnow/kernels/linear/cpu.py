@@ -12,6 +12,7 @@ from minnow.kernels.linear import reference
 
 _MAX_ROWS = 8  # more rows are worth a dequantised copy for BLAS; as kMaxRows in cpu.cpp
 _BLOCK = 32
+NOTE = f"int4 and int8 times up to {_MAX_ROWS} rows in C++; else dequantise, then BLAS"
 
 
 def refusal(target: Target) -> str | None:
@@ -35,6 +36,7 @@ def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = Non
     start = 0
     for weight in weights:
         assert isinstance(weight, Quantized) and weight.scales is not None
+        assert weight.shape[1] == x.shape[1], f"a weight of width {weight.shape[1]} meets rows of {x.shape[1]}"
         place, rows, width = y.data_ptr() + start * y.element_size(), weight.shape[0], weight.shape[1]
         if weight.minimums is not None:
             if split is None:

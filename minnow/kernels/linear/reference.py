@@ -27,6 +27,8 @@ def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = Non
     Returns:
         dtype [T sum(O_i)].
     """
+    if x.shape[0] == 0:  # a step that samples nothing: no reason to decode the head
+        return x.new_empty(0, sum(weight.shape[0] for weight in weights), dtype=dtype or x.dtype)
     x32 = x.float()
     parts = [x32 @ rows.T for weight in weights for rows in _chunks(weight)]
     return torch.cat(parts, dim=1).to(dtype or x.dtype)

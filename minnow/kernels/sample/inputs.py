@@ -5,16 +5,16 @@ from typing import Any
 import torch
 
 
-def make(device: torch.device, S: int, V: int) -> dict[str, Any]:
-    """Random logits with a mix of settings, greedy rows among them."""
+def make(device: torch.device, S: int, V: int, scale: float = 3.0) -> dict[str, Any]:
+    """Random logits with a mix of settings, greedy and almost greedy rows among them."""
     generator = torch.Generator().manual_seed(S + V)
 
     def pick(values: list[float]) -> torch.Tensor:
         return torch.tensor([values[i % len(values)] for i in range(S)])
 
     return {
-        "logits": (torch.randn(S, V, generator=generator) * 3).to(device),
-        "temperature": pick([0.0, 1.0, 0.7, 2.0]).to(device, torch.float32),
+        "logits": (torch.randn(S, V, generator=generator) * scale).to(device),
+        "temperature": pick([0.0, 1.0, 0.7, 2.0, 1e-39]).to(device, torch.float32),
         "top_k": pick([0, 3, -1]).to(device, torch.int64),
         "top_p": pick([1.0, 0.9, 0.3]).to(device, torch.float32),
         "min_p": pick([0.0, 0.05]).to(device, torch.float32),

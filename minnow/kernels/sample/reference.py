@@ -17,7 +17,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
     A row is a function of its own inputs alone, whatever rows stand beside it.
 
     Args:
-        logits: f32 [S V]; -inf bans a token.
+        logits: f32 [S V]; -inf bans a token, and at least one token of a row is not banned.
         temperature: f32 [S]; 0 takes the largest logit, the lower id among equals.
         top_k: i64 [S]; 0 or less keeps all.
         top_p: f32 [S]; keeps the smallest set of likeliest tokens whose mass reaches it.
@@ -32,7 +32,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     is_greedy = temperature <= 0
     heat = torch.where(is_greedy, 1.0, temperature)[:, None]
-    p = (ranked / heat).double().softmax(-1)
+    p = ((ranked - ranked[:, :1]).double() / heat).softmax(-1)
     place = torch.arange(p.shape[-1], device=p.device)
     is_kept = (top_k[:, None] <= 0) | (place < top_k[:, None])
     is_kept &= p >= min_p[:, None].double() * p[:, :1]
