@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+# One whose making was broken off has no pip: it is made anew.
+VENV = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 DEMO := smollm2-135m
 BUILT_FROM := pyproject.toml constraints.txt CMakeLists.txt minnow/__init__.py \
 	$(wildcard minnow/kernels/native/*.* minnow/kernels/*/cpu.cpp)
@@ -48,14 +50,14 @@ clean:
 
 # A stamp has the time at which its install began: what changes meanwhile is installed the next time.
 .venv/installed-base: $(BUILT_FROM)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(VENV)
 	touch .venv/begun
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) --editable .
 	mv .venv/begun $@
 
 .venv/installed-all: $(BUILT_FROM)
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(VENV)
 	touch .venv/begun
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	CMAKE_ARGS="$(LLAMA_FLAGS)" $(PIP) llama-cpp-python

@@ -2,21 +2,21 @@
 
 import itertools
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from minnow.checkpoint import demo
-from minnow.config import load
+from minnow.config import generation, load
 from minnow.config.engine import EngineConfig
 from minnow.core.errors import RequestError
 from minnow.core.request import Request, SamplingParams
 from minnow.core.step import FinishReason, TokenLogprobs, TokenOutput
 from minnow.engine import build
-from minnow.text.detokenize import Detokenizer
-from minnow.text.stop import StopMatcher
+from minnow.text.continuation import Continuation
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
@@ -75,65 +75,62 @@ class Piece:
     output: RequestOutput | None = None
 
 
-class _Continuation:
-    """One prompt on its way: collects tokens, makes text of them, finds stop strings."""
+class _Running:
+    """One prompt on its way, and where its pieces go.
 
-    def __init__(self, index: int, request: Request, prompt: str | None, text: Detokenizer, stop: StopMatcher) -> None:
-        self.index = index
-        self.request = request
+    Args:
+        index: among the prompts of its stream.
+        prompt: None where it was given as token ids.
+        pieces: of its stream, in the order in which they came.
+    """
+
+    def __init__(
+        self, index: int, request: Request, prompt: str | None, continuation: Continuation, pieces: deque[Piece]
+    ) -> None:
+        self._index = index
+        self._request = request
         self._prompt = prompt
-        self._detokenizer = text
-        self._stop = stop
+        self._continuation = continuation
+        self._pieces = pieces
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_cached_tokens = 0
 
-    def take(self, output: TokenOutput) -> Piece:
-        """Take what a step yielded."""
+    def take(self, output: TokenOutput) -> bool:
+        """Take what a step yielded; whether the continuation ends with it."""
+        gain = self._continuation.take(output)
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-        new = ""
-        for position, token_id in enumerate(output.token_ids):
-            self._token_ids.append(token_id)
-            self._logprobs += output.logprobs[position : position + 1]
-            is_end = output.stop_token_id is not None and position == len(output.token_ids) - 1
-            shown, matched = ("", None) if is_end else self._stop.step(self._detokenizer.step(token_id))
-            new += shown
-            if matched is not None:
-                return self._finish(new, "stop", matched)
-        if output.finish_reason is None:
-            self._text += new
-            return Piece(index=self.index, text=new)
-        tail, matched = self._stop.step(self._detokenizer.flush())
-        new += tail + self._stop.flush()
-        if matched is not None:
-            return self._finish(new, "stop", matched)
-        is_asked = output.stop_token_id in self.request.sampling.stop_token_ids
-        return self._finish(new, output.finish_reason, output.stop_token_id if is_asked else None, output.error)
+        self._text += gain.text
+        self._token_ids += output.token_ids[: len(gain.offsets)]
+        self._logprobs += output.logprobs[: len(gain.offsets)]
+        whole = None
+        if gain.finish_reason is not None:
+            whole = self._whole(gain.finish_reason, gain.stop_reason, output.error)
+        self._pieces.append(Piece(index=self._index, text=gain.text, output=whole))
+        return whole is not None
 
-    def _finish(self, new: str, reason: FinishReason, stop_reason: str | int | None, error: str | None = None) -> Piece:
-        self._text += new
+    def _whole(self, finish_reason: FinishReason, stop_reason: str | int | None, error: str | None) -> RequestOutput:
         completion = CompletionOutput(
             index=0,
             text=self._text,
             token_ids=tuple(self._token_ids),
-            finish_reason=reason,
+            finish_reason=finish_reason,
             stop_reason=stop_reason,
-            logprobs=tuple(self._logprobs) if self.request.sampling.logprobs is not None else None,
-            error=error,
+            logprobs=tuple(self._logprobs) if self._request.sampling.logprobs is not None else None,
+            error=error if finish_reason == "error" else None,
         )
-        output = RequestOutput(
-            request_id=self.request.request_id,
+        return RequestOutput(
+            request_id=self._request.request_id,
             prompt=self._prompt,
-            prompt_token_ids=self.request.token_ids,
+            prompt_token_ids=self._request.token_ids,
             outputs=(completion,),
             num_cached_tokens=self._num_cached_tokens,
         )
-        return Piece(index=self.index, text=new, output=output)
 
 
 class LLM:
-    """A model in this process.
+    """A model in this process; to be used by one thread at a time.
 
     Args:
         model: a checkpoint's directory, a name such as "smollm2-135m", or a whole EngineConfig.
@@ -156,8 +153,10 @@ class LLM:
         override = Path(config.server.chat_template) if config.server.chat_template else None
         self.tokenizer = Tokenizer.load(directory)
         self._directory, self._override = directory, override
+        self.sampling_defaults = generation.read(directory, config.generation_config)
         self.engine = build.build(config, directory, record=record)
         self._ids = itertools.count()
+        self._running: dict[str, _Running] = {}  # of all streams: a step serves them all
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +180,7 @@ class LLM:
 
         Args:
             prompts: a text, texts, or lists of token ids.
-            sampling_params: one for all, or one for each.
+            sampling_params: one for all, or one for each; None asks the model's generation_config.json.
             stop: strings that end a continuation.
 
         Raises:
@@ -224,38 +223,46 @@ class LLM:
         stop: Sequence[str] = (),
         include_stop_str_in_output: bool = False,
     ) -> Generator[Piece, None, None]:
-        """As `generate`, piece by piece; leaving the iterator early stops what still runs."""
+        """As `generate`, piece by piece; leaving the iterator early stops what still runs.
+
+        Several streams may be open, and `generate` be called meanwhile; their prompts then run together.
+        """
         items: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         sampling = self._sampling_of(sampling_params, len(items))
-        running: dict[str, _Continuation] = {}
+        pieces: deque[Piece] = deque()
+        own_ids: list[str] = []
         try:
             for index, item in enumerate(items):
                 request = self._request(item, sampling[index])
-                continuation = _Continuation(
-                    index,
-                    request,
-                    item if isinstance(item, str) else None,
-                    Detokenizer(self.tokenizer, request.token_ids),
-                    StopMatcher(stop, include_stop_str_in_output),
+                continuation = Continuation(
+                    self.tokenizer,
+                    request.token_ids,
+                    request.sampling,
+                    stops=stop,
+                    includes_stop=include_stop_str_in_output,
                 )
+                prompt = item if isinstance(item, str) else None
                 self.engine.add(request)
-                running[request.request_id] = continuation
-            while running:
-                for output in self.engine.step():
-                    yield from self._take(running, output)
+                self._running[request.request_id] = _Running(index, request, prompt, continuation, pieces)
+                own_ids.append(request.request_id)
+            while pieces or any(request_id in self._running for request_id in own_ids):
+                if pieces:
+                    yield pieces.popleft()
+                else:
+                    self._step()
         finally:
-            for request_id in running:
-                self.engine.abort(request_id)
+            for request_id in own_ids:
+                if self._running.pop(request_id, None) is not None:
+                    self.engine.abort(request_id)
 
-    def _take(self, running: dict[str, _Continuation], output: TokenOutput) -> Iterator[Piece]:
-        if output.request_id not in running:
-            return  # it ended by a stop string in this very step
-        piece = running[output.request_id].take(output)
-        if piece.output is not None:
-            del running[output.request_id]
-            if output.finish_reason is None:
-                self.engine.abort(output.request_id)
-        yield piece
+    def _step(self) -> None:
+        """Run a step and give every stream its pieces, whichever stream asked for the step."""
+        for output in self.engine.step():
+            running = self._running.get(output.request_id)
+            if running is not None and running.take(output):
+                del self._running[output.request_id]
+                if output.finish_reason is None:
+                    self.engine.abort(output.request_id)  # a stop string ended it; the engine cannot know
 
     def _request(self, prompt: str | Sequence[int], sampling: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
@@ -263,10 +270,9 @@ class LLM:
             request_id=f"llm-{next(self._ids)}", token_ids=tuple(ids), sampling=sampling, arrival_s=time.monotonic()
         )
 
-    @staticmethod
-    def _sampling_of(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    def _sampling_of(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
-            return [given or SamplingParams()] * count
+            return [given or SamplingParams(**self.sampling_defaults)] * count
         if len(given) != count:
             raise RequestError(f"sampling_params has {len(given)} entries for {count} prompts", param="sampling_params")
         return list(given)

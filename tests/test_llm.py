@@ -138,6 +138,56 @@ def test_leaving_the_stream_aborts_the_rest(monkeypatch: pytest.MonkeyPatch, tok
     assert llm.engine.aborted == ["llm-0", "llm-1"]
 
 
+def test_open_streams_share_the_steps_and_lose_nothing(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"abcdef")
+    first, second = llm.stream(["x", "y"]), llm.stream("z", stop=["d"])
+    texts = {"x": "", "y": "", "z": ""}
+    while True:
+        pieces = [(stream, next(stream, None)) for stream in (first, second)]
+        for stream, piece in pieces:
+            if piece is not None:
+                texts["z" if stream is second else "xy"[piece.index]] += piece.text
+        if all(piece is None for _, piece in pieces):
+            break
+    assert texts == {"x": "abcdef", "y": "abcdef", "z": "abc"}
+    assert isinstance(llm.engine, Scripted)
+    assert llm.engine.aborted == ["llm-2"]
+
+
+def test_generate_while_a_stream_is_open(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"abcdef")
+    stream = llm.stream("x")
+    begin = next(stream).text
+    assert llm.generate("y")[0].outputs[0].text == "abcdef"
+    pieces = list(stream)
+    assert begin + "".join(piece.text for piece in pieces) == "abcdef"
+    assert pieces[-1].output is not None
+    assert pieces[-1].output.outputs[0].text == "abcdef"
+
+
+def test_a_stream_that_was_left_does_not_disturb_another(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"abcdef")
+    left, kept = llm.stream("x"), llm.stream("y")
+    next(left), next(kept)
+    left.close()
+    assert [piece.text for piece in kept] == [*"bcdef", ""]
+
+
+def test_no_stop_string_counts_before_min_tokens(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"a.b.c.d.e.")
+    completion = llm.generate("x", SamplingParams(min_tokens=5), stop=["."])[0].outputs[0]
+    assert (completion.text, completion.stop_reason) == ("a.b.c", ".")
+
+
+def test_ids_beyond_the_tokenizer_are_silent(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"ab")
+    assert isinstance(llm.engine, Scripted)
+    llm.engine._script[1:1] = [300, 299]
+    completion = llm.generate([[120, 300]])[0].outputs[0]
+    assert completion.text == "ab"
+    assert completion.token_ids == (97, 300, 299, 98, EOS_TOKEN_ID)
+
+
 def test_a_bad_prompt_stops_all_before_any_work(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
     llm = _scripted(monkeypatch, tokens, b"abc")
     with pytest.raises(RequestError, match="empty"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minnow.arch import names
 from minnow.arch.storage import STORAGE_BY_NAME, storage_of
-from minnow.checkpoint import verify
+from minnow.checkpoint import disk, verify
 from minnow.checkpoint.gguf_source import GgufSource
 from minnow.checkpoint.parts import split
 from minnow.checkpoint.source import LlamaSource, M3Source, Source, read_json, read_rows
@@ -83,28 +83,33 @@ def convert(
 
     Raises:
         CheckpointError: the source is damaged, or of a kind that cannot be converted.
-        ConfigError: the target is taken, or the source has no such form.
+        ConfigError: the target is taken or being written by another process, it and the source lie one in the other,
+            or the source has no such form.
         FormatError: a weight's width does not fill the format's blocks, or a value is beyond it.
+        OSError: the target's disk is full, or refuses; names the file.
     """
-    target = target.absolute()
-    _check_target(target, overwrite)
+    target = target.resolve()
     source = open_source(source_path)
+    _check_target(target, source_path, overwrite)
     plan = _plan(source, format, kv_cache)
-    partial = target.parent / f".{target.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        _write_weights(source, plan, partial, progress or (lambda done, total, module: None))
-        (partial / "config.json").write_text(json.dumps(plan.raw_config, indent=2) + "\n", encoding="utf-8")
-        source.write_companions(partial)
-        for name, text in (companions or {}).items():
-            (partial / name).write_text(text, encoding="utf-8")
-        report = verify.check(partial, plan.config)
-        verify.write_digests(partial)
-        _put_in_place(partial, target)
-    except BaseException:
+    partial = disk.partial_of(target)
+    with disk.alone(disk.lock_of(target), busy=f"{target} is being written by another process; wait until it is done"):
+        _check_target(target, source_path, overwrite)  # again: another process may have finished meanwhile
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+        try:
+            partial.mkdir()
+            _write_weights(source, plan, partial, progress or (lambda done, total, module: None))
+            texts = {"config.json": json.dumps(plan.raw_config, indent=2) + "\n", **(companions or {})}
+            source.write_companions(partial)
+            for name, text in texts.items():
+                (partial / name).write_text(text, encoding="utf-8")
+            report = verify.check(partial, plan.config)
+            verify.write_digests(partial)
+            disk.put_in_place(partial, target)
+        except OSError as error:  # a full disk names no file
+            raise OSError(error.errno, error.strerror or str(error), error.filename or str(target)) from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return Conversion(directory=target, num_tensors=report.num_tensors, num_bytes=report.num_bytes)
 
 
@@ -127,7 +132,14 @@ def open_source(path: Path) -> Source:
     return M3Source(path) if ARCHITECTURE in architectures else LlamaSource(path)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def _check_target(target: Path, source: Path, overwrite: bool) -> None:
+    inside = list(source.iterdir()) if source.is_dir() else []
+    read = [path.resolve() for path in (source, *inside)]  # the files of a directory may be links to elsewhere
+    for written in (target, disk.partial_of(target), disk.old_of(target), disk.lock_of(target)):
+        if any(path.is_relative_to(written) for path in read):
+            raise ConfigError(f"{target} is, or would replace, the source {source}; choose another target")
+    if source.is_dir() and target.is_relative_to(read[0]):
+        raise ConfigError(f"{target} lies inside the source {source}; choose a target outside it")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / "config.json").is_file():
@@ -136,18 +148,14 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target} holds a model already; choose another target, or replace it with --overwrite")
 
 
-def _put_in_place(partial: Path, target: Path) -> None:
-    old = target.parent / f".{target.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _plan(source: Source, form: Format | None, kv_cache: str | None) -> _Plan:
     own = dict(source.raw_config.get("quantization_config") or {})
     if isinstance(source, M3Source) and own.get("quant_method") != "minnow":
+        if kv_cache is not None:
+            raise ConfigError(
+                f"the config.json of a published M3 format has no field for --kv-cache-dtype {kv_cache}; leave it out "
+                "here and give it to minnow serve"
+            )
         plan = _published_plan(source, form)
     else:
         plan = _named_plan(source, form, kv_cache or own.get("kv_cache"))
@@ -156,6 +164,8 @@ def _plan(source: Source, form: Format | None, kv_cache: str | None) -> _Plan:
 
 
 def _published_plan(source: Source, form: Format | None) -> _Plan:
+    if form is None:
+        raise ConfigError("--format is needed: mxfp8 or nvfp4")
     if form not in ("mxfp8", "nvfp4"):
         raise ConfigError(f"an M3 checkpoint converts to mxfp8 or nvfp4, not {form}; choose one with --format")
     own = parse(source.raw_config).quantization

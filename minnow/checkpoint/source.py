@@ -23,6 +23,7 @@ from minnow.core.errors import CheckpointError
 from minnow.formats.quantized import Weight
 
 _OWN_FILES = frozenset({"config.json", "digests.json", INDEX_NAME})
+_DRAFTER = "dspark"  # a checkpoint, but part of the model
 _SMALL_SUFFIXES = frozenset({".json", ".jinja", ".txt", ".md", ".model"})
 
 
@@ -101,9 +102,11 @@ class M3Source:
         return {name: self._reader.entry(name) for name in self._reader.names if names.is_ignored(name)}
 
     def write_companions(self, directory: Path) -> None:
-        """Copy every other file, and folders such as `dspark/`."""
+        """Copy every other file and folder, `dspark/` among them; folders with another checkpoint stay behind."""
         for path in sorted(self._directory.iterdir()):
             if path.name in _OWN_FILES or path.suffix == ".safetensors" or path.name.startswith("."):
+                continue
+            if path.is_dir() and path.name != _DRAFTER and _holds_checkpoint(path):
                 continue
             if path.is_dir():
                 shutil.copytree(path, directory / path.name)
@@ -186,6 +189,10 @@ def read_rows(entry: Entry, start: int = 0, stop: int | None = None) -> Tensor:
     row_bytes = (entry.stop - entry.start) // entry.shape[0]
     raw = read_bytes(entry.file, entry.start + start * row_bytes, entry.start + stop * row_bytes)
     return raw.view(DTYPE_BY_NAME[entry.dtype]).view(stop - start, *entry.shape[1:])
+
+
+def _holds_checkpoint(directory: Path) -> bool:
+    return (directory / "config.json").is_file() and any(directory.glob("*.safetensors"))
 
 
 def _merged(*ids: int | list[int] | None) -> list[int] | None:

@@ -1,12 +1,11 @@
 """names, shapes, scale ranges, digests: a report before serving"""
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from minnow.arch import names
 from minnow.arch.names import TensorSpec
 from minnow.arch.storage import ITEM_BYTES
+from minnow.checkpoint import disk
 from minnow.checkpoint.reader import Entry, Reader
 from minnow.config.model import ModelConfig
 from minnow.core.errors import CheckpointError
@@ -166,9 +166,10 @@ def num_scale_bytes(config: ModelConfig) -> int:
 
 
 def write_digests(directory: Path) -> None:
-    """Write `digests.json`: the SHA-256 of every other file of a finished checkpoint, by name."""
-    files = sorted(f for f in directory.iterdir() if f.is_file() and f.name != DIGESTS_NAME)
-    text = json.dumps({file.name: _digest(file) for file in files}, indent=2)
+    """Write `digests.json`: the SHA-256 of every other file of a finished checkpoint, by path inside it."""
+    file_by_name = {f.relative_to(directory).as_posix(): f for f in directory.rglob("*") if f.is_file()}
+    file_by_name.pop(DIGESTS_NAME, None)
+    text = json.dumps({name: disk.digest(file) for name, file in sorted(file_by_name.items())}, indent=2)
     (directory / DIGESTS_NAME).write_text(text + "\n", encoding="utf-8")
 
 
@@ -218,17 +219,16 @@ def _check_files(directory: Path) -> Iterable[str]:
     if not path.is_file():
         return
     try:
-        digest_by_name = dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):
-        raise CheckpointError(f"{path} is no JSON object of file names and SHA-256 digests") from None
+        digest_by_name = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        digest_by_name = None
+    if not isinstance(digest_by_name, dict):
+        raise CheckpointError(f"{path} is no JSON object of file names and SHA-256 digests")
     for name, digest in digest_by_name.items():
-        file = directory / Path(name).name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise CheckpointError(f"{path} names {name!r}, which lies outside the directory; take that line out")
+        file = directory / name
         if not file.is_file():
             yield f"{name} is missing"
-        elif (seen := _digest(file)) != digest:
+        elif (seen := disk.digest(file)) != digest:
             yield f"{name} has SHA-256 {seen}, {digest} is right"
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,6 +1,7 @@
 """minnow chat: talk with a model in the terminal"""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
@@ -21,7 +22,7 @@ _WORDS = "/reset forgets the conversation, /exit leaves"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--system", metavar="TEXT", default="", help="the system message")
-    add_sampling_arguments(parser, temperature=0.2, max_tokens=None)
+    add_sampling_arguments(parser, temperature=None, max_tokens=None)
     flags.add_arguments(parser)
 
 
@@ -30,14 +31,16 @@ def run(args: argparse.Namespace) -> int:
     config = load.load(args).config
     if not config.model:
         raise ConfigError("minnow chat needs a model: minnow chat MODEL")
-    sampling = sampling_of(args)
+    sampling_of(args)  # refuses before a model is loaded
     from minnow.llm import LLM  # only now: it loads torch
 
     llm = LLM(config)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
+        importlib.import_module("readline")  # line editing and history at the prompt
+    if is_terminal:
         print(_WORDS)
-    chat = Chat(llm, args.system, sampling, args.stop, sys.stdout)
+    chat = Chat(llm, args.system, sampling_of(args, llm.sampling_defaults), args.stop, sys.stdout)
     return talk(chat, _ask if is_terminal else sys.stdin.readline, is_patient=is_terminal)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from minnow.config import engine as engine_config
 from minnow.config import flags, load
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _find(name: str) -> ModelConfig:
-    """The configuration of a published model (its weights need not be here), or of a directory."""
+    """The configuration of a directory, or of a published model (its weights need not be here)."""
+    directory = Path(name).expanduser()
+    if (directory / "config.json").is_file():
+        return model_config.read(directory)
     known = model_config.known(name)
     if known is not None:
         return known

@@ -2,9 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minnow.config import flags, load
 from minnow.core.errors import ConfigError, MinnowError
@@ -31,47 +31,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser)
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, *, temperature: float, max_tokens: int | None) -> None:
-    """Declare how tokens are drawn; `--seed` is the engine's own flag."""
+def add_sampling_arguments(
+    parser: argparse.ArgumentParser, *, temperature: float | None, max_tokens: int | None
+) -> None:
+    """Declare how tokens are drawn; `--seed` is the engine's own flag. What is left out is the model's choice."""
     group = parser.add_argument_group("How tokens are drawn")
+    own = "the model's"
+    usual = own if temperature is None else f"{temperature:g}"
     default = "fills the context" if max_tokens is None else str(max_tokens)
     group.add_argument("--max-tokens", type=int, metavar="TOKENS", default=max_tokens,
                        help=f"longest continuation (default: {default})")  # fmt: skip
     group.add_argument("--min-tokens", type=int, metavar="TOKENS", default=0, help="no end before (default: 0)")
     group.add_argument("--temperature", type=float, metavar="X", default=temperature,
-                       help=f"0 takes the likeliest token (default: {temperature:g})")  # fmt: skip
-    group.add_argument("--top-k", type=int, metavar="TOKENS", default=0,
-                       help="draw from so many likeliest; 0 takes all (default: 0)")  # fmt: skip
-    group.add_argument("--top-p", type=float, metavar="X", default=1.0,
-                       help="draw from the likeliest that hold this share (default: 1)")  # fmt: skip
-    group.add_argument("--min-p", type=float, metavar="X", default=0.0,
-                       help="leave out tokens below this times the likeliest (default: 0)")  # fmt: skip
-    for name, neutral in (("presence", 0.0), ("frequency", 0.0), ("repetition", 1.0)):
-        group.add_argument(f"--{name}-penalty", type=float, metavar="X", default=neutral,
-                           help=f"(default: {neutral:g})")  # fmt: skip
+                       help=f"0 takes the likeliest token (default: {usual})")  # fmt: skip
+    group.add_argument("--top-k", type=int, metavar="TOKENS",
+                       help=f"draw from so many likeliest; 0 takes all (default: {own})")  # fmt: skip
+    group.add_argument("--top-p", type=float, metavar="X",
+                       help=f"draw from the likeliest that hold this share (default: {own})")  # fmt: skip
+    group.add_argument("--min-p", type=float, metavar="X",
+                       help=f"leave out tokens below this times the likeliest (default: {own})")  # fmt: skip
+    for name in ("presence", "frequency", "repetition"):
+        group.add_argument(f"--{name}-penalty", type=float, metavar="X", help=f"(default: {own})")
     group.add_argument("--stop", metavar="TEXT", action="append", default=[],
                        help="end before this text; may be given several times")  # fmt: skip
     group.add_argument("--ignore-eos", action="store_true", help="go on past the model's end of text")
 
 
-def sampling_of(args: argparse.Namespace) -> SamplingParams:
-    """The sampling parameters that `add_sampling_arguments` found.
+_FIELDS = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "min_tokens", "max_tokens", "ignore_eos",
+)  # fmt: skip
+
+
+def sampling_of(args: argparse.Namespace, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The sampling parameters that `add_sampling_arguments` found, on top of the model's own.
 
     Raises:
         RequestError: a value out of range, said before a model is loaded.
     """
-    sampling = SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
-        min_tokens=args.min_tokens,
-        max_tokens=args.max_tokens,
-        ignore_eos=args.ignore_eos,
-    )
+    given = {name: getattr(args, name) for name in _FIELDS if getattr(args, name) is not None}
+    sampling = SamplingParams(**{**(defaults or {}), **given})
     sampling.check(_ANY_VOCAB_SIZE)
     return sampling
 
@@ -79,7 +78,7 @@ def sampling_of(args: argparse.Namespace) -> SamplingParams:
 def run(args: argparse.Namespace) -> int:
     """Print one continuation as it comes, or several one below the other; 1 where one failed."""
     config = load.load(args).config
-    sampling = sampling_of(args)
+    sampling_of(args)  # refuses before a model is loaded
     prompts = [*args.prompt, *(_read(name) for name in args.prompt_file)]
     if not prompts:
         raise ConfigError("minnow generate needs --prompt TEXT or --prompt-file FILE")
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
     with LLM(config, record=Path(args.record) if args.record else None) as llm:
         tokens = [_encode(llm, prompt, is_chat=args.chat) for prompt in prompts]
-        pieces = llm.stream(tokens, sampling, stop=args.stop)
+        pieces = llm.stream(tokens, sampling_of(args, llm.sampling_defaults), stop=args.stop)
         return _print_one(pieces) if len(prompts) == 1 else _print_several(pieces, len(prompts))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import minnow
 from minnow.config import flags
-from minnow.core import folder
+from minnow.core import env, folder
 from minnow.core.errors import ConfigError, MinnowError, RequestError
 
 _PACKAGE = "minnow.cli"
@@ -26,6 +26,8 @@ def main(words: list[str] | None = None) -> int:
         An error is one line on stderr.
     """
     words = sys.argv[1:] if words is None else words
+    # Before torch loads: threads that wait for work sleep. Spinning ones stop a machine that has other work to do.
+    env.prefer("OMP_WAIT_POLICY", "passive")
     try:
         return _run(words)
     except MinnowError as error:
@@ -35,6 +37,10 @@ def main(words: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of a pipe, such as head, has gone
         sys.stderr.close()
+        return 1
+    except OSError as error:  # a disk that is full, a directory that may not be written
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"minnow: {where}{error.strerror or error}", file=sys.stderr)
         return 1
 
 

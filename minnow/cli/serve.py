@@ -6,7 +6,7 @@ from pathlib import Path
 from types import FrameType
 
 import minnow
-from minnow.config import flags, load
+from minnow.config import flags, generation, load
 from minnow.config import model as model_config
 from minnow.config.engine import EngineConfig
 from minnow.core.errors import ConfigError
@@ -21,9 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, serve it until a signal comes, and leave with 0."""
-    config = load.load(args).config
+    loaded = load.load(args)
+    config = loaded.config
     if not config.model:
         raise ConfigError("minnow serve needs a model: minnow serve MODEL")
+    key_origin = loaded.origin_by_field["api_key"]
+    if key_origin != "default" and not config.server.api_key.strip():
+        raise ConfigError(f"{key_origin}: the API key is empty; give one, or leave it out to let everyone in")
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _serve(config)
@@ -48,11 +52,17 @@ def _serve(config: EngineConfig) -> None:
         template = config.server.chat_template
         tokenizer = Tokenizer.load(directory)
         chat_template = ChatTemplate.load(directory, Path(template) if template else None)
+        defaults = generation.read(directory, config.generation_config)
         from minnow.engine import build  # only now: it loads torch
 
         client = EngineClient(build.build(config, directory))
         door = app.build(
-            client, tokenizer=tokenizer, template=chat_template, model_name=config.model, config=config.server
+            client,
+            tokenizer=tokenizer,
+            template=chat_template,
+            model_name=config.model,
+            config=config.server,
+            sampling_defaults=defaults,
         )
         line = describe(config, directory, listen.address_of(listening), client.max_model_len)
         listen.serve(door, listening, when_ready=lambda: print(line, flush=True))

@@ -32,6 +32,10 @@ class EngineConfig:
     ] = "auto"
     max_model_len: Annotated[int, Field("longest prompt plus output; 0 takes the model's", "tokens", at_least=0)] = 0
     seed: Annotated[int, Field("seed of requests that bring none")] = 0
+    generation_config: Annotated[
+        Literal["auto", "vllm"],
+        Field("what a request leaves out: auto asks the model's generation_config.json, vllm is neutral"),
+    ] = "auto"
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)

@@ -110,7 +110,6 @@ FLAGS: tuple[Row, ...] = (
     *_refused("only tokenizer.json is read; leave it out", "--tokenizer-mode", harmless=("auto", "hf")),
     *_refused("models lie under MINNOW_HOME; set that instead", "--download-dir"),
     *_refused("nothing is fetched from a hub; leave it out", "--hf-token"),
-    *_refused("requests say how they are sampled; leave it out", "--generation-config", harmless=("vllm",)),
     *_refused("requests say how they are sampled; leave it out", "--override-generation-config"),
     *_refused("weights stay on the device; leave it out", "--cpu-offload-gb", harmless=("0",)),
     # features that do not exist yet

@@ -32,3 +32,8 @@ def read_prefixed(prefix: str, environ: Mapping[str, str] | None = None) -> dict
     """All variables whose names begin with a prefix (settings from the environment)."""
     source = os.environ if environ is None else environ
     return {k: v for k, v in sorted(source.items()) if k.startswith(prefix)}
+
+
+def prefer(name: str, value: str) -> None:
+    """Set a variable of this process that other libraries read when they load, unless the user has set it."""
+    os.environ.setdefault(name, value)

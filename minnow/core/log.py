@@ -5,6 +5,7 @@ import time
 from typing import TextIO
 
 from minnow.core import env
+from minnow.core.errors import ConfigError
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -13,9 +14,22 @@ class Logger:
     """Writes one line an event: time, level, part, event, key=value pairs."""
 
     def __init__(self, part: str, *, stream: TextIO | None = None, level: str | None = None) -> None:
+        """Make one for a part of the program.
+
+        Args:
+            part: named in every line.
+            stream: where lines go; None is stderr.
+            level: the least one that is written; None asks MINNOW_LOG.
+
+        Raises:
+            ConfigError: there is no such level.
+        """
+        level = env.read("MINNOW_LOG") if level is None else level
+        if level not in _LEVELS:
+            raise ConfigError(f"MINNOW_LOG is {level!r}; it can be {', '.join(_LEVELS[:-1])} or {_LEVELS[-1]}")
         self._part = part
         self._stream = stream
-        self._least = _LEVELS.index(level or env.read("MINNOW_LOG"))
+        self._least = _LEVELS.index(level)
 
     def _write(self, level: str, event: str, pairs: dict[str, object]) -> None:
         if _LEVELS.index(level) < self._least:

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from minnow.core.errors import RequestError
 
+_REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_WHOLES = ("top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -50,6 +53,7 @@ class SamplingParams:
         Raises:
             RequestError: names the field, the value and the range.
         """
+        self._check_types()
         ranges = (
             ("temperature", self.temperature, 0.0, 100.0, "0 (greedy) to 100"),
             ("top_p", self.top_p, 1e-9, 1.0, "above 0, at most 1"),
@@ -65,6 +69,17 @@ class SamplingParams:
                 raise RequestError(f"{name} is {value}; it must be {words}", param=name)
         self._check_counts(max_logprobs)
         self._check_all_ids(vocab_size)
+
+    def _check_types(self) -> None:
+        """Python hands over anything; the door has checked types already."""
+        for name in _REALS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise RequestError(f"{name} is {value!r}; it must be a number", param=name)
+        for name in _WHOLES:
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise RequestError(f"{name} is {value!r}; it must be a whole number", param=name)
 
     def _check_counts(self, max_logprobs: int) -> None:
         if self.max_tokens is not None and self.max_tokens < 0:

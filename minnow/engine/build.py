@@ -47,6 +47,9 @@ def build(config: EngineConfig, directory: Path, *, record: Path | None = None) 
     kernels = registry.bind(registry.target_of(device), config.kernel.kernel_backends)
     layout = memory.layout(config, model, Mesh.single())
     plan = memory.plan(config, model, layout, device)
+    max_model_len = min(config.max_model_len, plan.num_tokens)
+    if max_model_len < config.max_model_len:
+        log.warning("context cut", to_tokens=max_model_len, because="--num-gpu-blocks-override holds no more")
     source = open_weights(directory, model, device)
     decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
     fill(decoder, source)
@@ -58,24 +61,22 @@ def build(config: EngineConfig, directory: Path, *, record: Path | None = None) 
         cache=config.cache.kv_cache_dtype,
         blocks=plan.num_blocks,
         cache_memory=show_bytes(plan.cache_bytes),
-        context_tokens=config.max_model_len,
+        context_tokens=max_model_len,
     )
     scheduler = Scheduler(
         config.scheduler,
         BlockPool(plan.num_blocks, layout.block_size),
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
-    runner = Runner(
-        decoder, pool, kernels, max_num_seqs=config.scheduler.max_num_seqs, max_model_len=config.max_model_len
-    )
+    runner = Runner(decoder, pool, kernels, max_num_seqs=config.scheduler.max_num_seqs, max_model_len=max_model_len)
     return Engine(
         scheduler,
         runner,
         model=model,
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         max_logprobs=config.server.max_logprobs,
         recorder=None if record is None else Recorder(record),
     )

@@ -1,13 +1,14 @@
 """build the ASGI application; start and stop"""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
@@ -31,6 +32,7 @@ def build(
     template: ChatTemplate,
     model_name: str,
     config: ServerConfig | None = None,
+    sampling_defaults: Mapping[str, Any] | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application; it starts the client's engine with itself, and stops it.
@@ -41,6 +43,7 @@ def build(
         template: the model's, or the operator's.
         model_name: what the API calls the model, unless the configuration names it otherwise.
         config: limits and keys.
+        sampling_defaults: the model's own values for what a request leaves out.
         routes: more routes, such as the planner's.
 
     Raises:
@@ -53,6 +56,7 @@ def build(
         template=template,
         config=config,
         model_name=config.served_model_name or model_name,
+        sampling_defaults=dict(sampling_defaults or {}),
         created=int(time.time()),
         max_body_bytes=units.parse_bytes(config.max_body_bytes),
     )
@@ -72,6 +76,7 @@ def build(
         exception_handlers={
             RequestError: _refused,
             ClientGone: _gone,
+            ClientDisconnect: _gone,  # while it still sent its request
             HTTPException: _not_here,
             Exception: _broken,
         },

@@ -1,5 +1,6 @@
 """a checked body -> Call: sampling, choices, stops, in our words"""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,7 @@ from minnow.server.schema.chat import ChatRequest
 from minnow.server.schema.completions import CompletionRequest, StreamOptions
 from minnow.text.stop import StopMatcher
 
-MAX_CHOICES = 128
-MAX_TOTAL_CHOICES = 1024
+_TOKEN_ID = re.compile("[0-9]{1,20}")
 
 # Null means the default, as in the OpenAI API.
 _PLAIN = (
@@ -52,7 +52,7 @@ class Call:
 def make_call(
     wire: ChatRequest | CompletionRequest, prompts: list[Prompt], door: Door, *, call_id: str, arrival_s: float
 ) -> Call:
-    """Check a request against the model and put it in our words.
+    """Check a request against the model and put it in our words; how many answers it makes is checked already.
 
     Raises:
         RequestError: names the field, in the client's spelling, and what it takes.
@@ -60,14 +60,8 @@ def make_call(
     is_chat = isinstance(wire, ChatRequest)
     has_echo = isinstance(wire, CompletionRequest) and bool(wire.echo)
     max_tokens = _max_tokens(wire, has_echo=has_echo)
-    num_choices = 1 if wire.n is None else wire.n
-    if not 1 <= num_choices <= MAX_CHOICES:
-        raise RequestError(f"n is {num_choices}; it must be 1 to {MAX_CHOICES}", param="n")
-    if num_choices * len(prompts) > MAX_TOTAL_CHOICES:
-        raise RequestError(
-            f"{len(prompts)} prompts with n {num_choices} make more than {MAX_TOTAL_CHOICES} answers; send fewer",
-            param="prompt",
-        )
+    if isinstance(wire, ChatRequest) and wire.echo:
+        raise RequestError("echo is for completions; leave it out of a chat", param="echo", code="unsupported")
     if wire.cache_salt == "":
         raise RequestError("cache_salt is empty; leave it out or name one", param="cache_salt")
     if wire.stream_options is not None and not wire.stream:
@@ -76,7 +70,7 @@ def make_call(
     StopMatcher(stops)  # refuses stops that cannot be
     given = {field: getattr(wire, field) for field in _PLAIN if getattr(wire, field) is not None}
     sampling = SamplingParams(
-        **given,
+        **{**door.sampling_defaults, **given},
         logit_bias=_logit_bias(wire.logit_bias or {}),
         allowed_token_ids=None if wire.allowed_token_ids is None else tuple(wire.allowed_token_ids),
         stop_token_ids=tuple(wire.stop_token_ids or ()),
@@ -91,7 +85,7 @@ def make_call(
         arrival_s=arrival_s,
         prompts=tuple(prompts),
         sampling=tuple(replace(sampling, max_tokens=limit) for limit in limits),
-        num_choices=num_choices,
+        num_choices=1 if wire.n is None else wire.n,
         stops=stops,
         includes_stop=bool(wire.include_stop_str_in_output),
         skips_special=wire.skip_special_tokens is not False,
@@ -151,8 +145,7 @@ def _logit_bias(bias_by_id: Mapping[str, float]) -> tuple[tuple[int, float], ...
     """JSON's keys are text; these must be token ids."""
     pairs: list[tuple[int, Any]] = []
     for key, bias in bias_by_id.items():
-        try:
-            pairs.append((int(key), bias))
-        except ValueError:
-            raise RequestError(f"logit_bias has the key {key!r}; keys are token ids", param="logit_bias") from None
+        if _TOKEN_ID.fullmatch(key) is None:  # int() would take "1_0" and other alphabets' digits
+            raise RequestError(f"logit_bias has the key {key!a}; keys are token ids", param="logit_bias")
+        pairs.append((int(key), bias))
     return tuple(pairs)

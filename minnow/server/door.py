@@ -1,6 +1,8 @@
 """Door: what every route is given"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from minnow.config.server import ServerConfig
 from minnow.engine.client import EngineClient
@@ -14,6 +16,7 @@ class Door:
 
     Attributes:
         model_name: what the API calls the model.
+        sampling_defaults: what a request leaves out, by the names of SamplingParams.
         created: Unix time of the start, in seconds.
         max_body_bytes: largest request body.
     """
@@ -23,5 +26,6 @@ class Door:
     template: ChatTemplate
     config: ServerConfig
     model_name: str
+    sampling_defaults: Mapping[str, Any]
     created: int
     max_body_bytes: int

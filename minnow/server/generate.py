@@ -4,14 +4,13 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
 from minnow.core.errors import RequestError
-from minnow.core.request import Request, SamplingParams
+from minnow.core.request import Request
 from minnow.core.step import TokenLogprobs, TokenOutput
 from minnow.engine.client import EngineClient
 from minnow.server.call import Call
 from minnow.server.prompt import Prompt
 from minnow.server.schema.completions import PromptTokensDetails, Usage
-from minnow.text.detokenize import Detokenizer
-from minnow.text.stop import StopMatcher
+from minnow.text.continuation import Continuation
 from minnow.text.tokenizer import Tokenizer
 
 
@@ -46,24 +45,27 @@ class Delta:
 
 
 class _Choice:
-    """One answer in the making."""
+    """One answer in the making.
 
-    def __init__(self, index: int, call: Call, prompt: Prompt, sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+    Args:
+        echo: the text of the prompt where it is to come first, else empty.
+    """
+
+    def __init__(self, index: int, echo: str, continuation: Continuation) -> None:
         self.index = index
         self.is_done = False
-        self.num_tokens = 0
         self.num_cached_tokens = 0
-        self._sampling = sampling
-        self._includes_stop = call.includes_stop
-        self._num_words = tokenizer.vocab_size  # a model may have more rows than its tokenizer has words
-        self._detokenizer = Detokenizer(tokenizer, prompt.token_ids, call.skips_special)
-        self._matcher = StopMatcher(call.stops, call.includes_stop)
-        # Before its first delta, the prompt's text when it is to be echoed.
-        self._echo = _text_of(prompt, tokenizer) if call.has_echo else ""
-        self._num_chars = len(self._echo)
+        self._continuation = continuation
+        self._num_echo_chars = len(echo)
+        self._echo = echo  # before its first delta
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were drawn and count."""
+        return self._continuation.num_tokens
 
     def take(self, output: TokenOutput) -> Delta:
-        """What an output of the engine adds; nothing that belongs to a stop string is shown before it is certain.
+        """What an output of the engine adds.
 
         Raises:
             RequestError: the engine failed.
@@ -71,39 +73,20 @@ class _Choice:
         if output.finish_reason == "error":
             raise RequestError(output.error or "the engine failed", code="engine_error", status=500)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
-        shown, tokens, stop = [self._echo], [], None
-        self._echo = ""
-        for i, token_id in enumerate(output.token_ids):
-            self.num_tokens += 1
-            if output.logprobs:
-                tokens.append(Token(token_id=token_id, offset=self._num_chars, logprobs=output.logprobs[i]))
-            is_end = output.finish_reason == "stop" and i == len(output.token_ids) - 1
-            is_silent = (is_end and not self._includes_stop) or token_id >= self._num_words
-            text, stop = self._show("" if is_silent else self._detokenizer.step(token_id))
-            shown.append(text)
-            if stop is not None:
-                break
-        if output.finish_reason is not None and stop is None:
-            text, stop = self._show(self._detokenizer.flush())
-            shown += [text, self._matcher.flush()]
-        self.is_done = stop is not None or output.finish_reason is not None
+        gain = self._continuation.take(output)
+        echo, self._echo = self._echo, ""
+        tokens = tuple(
+            Token(token_id=output.token_ids[i], offset=self._num_echo_chars + offset, logprobs=output.logprobs[i])
+            for i, offset in enumerate(gain.offsets if output.logprobs else ())
+        )
+        self.is_done = gain.finish_reason is not None
         return Delta(
             index=self.index,
-            text="".join(shown),
-            tokens=tuple(tokens),
-            finish_reason="stop" if stop is not None else output.finish_reason,
-            stop_reason=stop if stop is not None else self._stop_token(output),
+            text=echo + gain.text,
+            tokens=tokens,
+            finish_reason=gain.finish_reason,
+            stop_reason=gain.stop_reason,
         )
-
-    def _show(self, text: str) -> tuple[str, str | None]:
-        """The text that is certain, and the stop string that it completed."""
-        self._num_chars += len(text)
-        if self.num_tokens < self._sampling.min_tokens:
-            return text, None  # too early to stop, so nothing of this text is part of a stop string
-        return self._matcher.step(text)
-
-    def _stop_token(self, output: TokenOutput) -> int | None:
-        return output.stop_token_id if output.stop_token_id in self._sampling.stop_token_ids else None
 
 
 class Generation:
@@ -119,11 +102,19 @@ class Generation:
         self._call = call
         self._client = client
         self._tokenizer = tokenizer
-        self._choices = [
-            _Choice(i * call.num_choices + k, call, prompt, sampling, tokenizer)
-            for i, (prompt, sampling) in enumerate(zip(call.prompts, call.sampling, strict=True))
-            for k in range(call.num_choices)
-        ]
+        self._choices: list[_Choice] = []
+        for prompt, sampling in zip(call.prompts, call.sampling, strict=True):
+            echo = _text_of(prompt, tokenizer) if call.has_echo else ""
+            for _ in range(call.num_choices):
+                continuation = Continuation(
+                    tokenizer,
+                    prompt.token_ids,
+                    sampling,
+                    stops=call.stops,
+                    includes_stop=call.includes_stop,
+                    skips_special=call.skips_special,
+                )
+                self._choices.append(_Choice(len(self._choices), echo, continuation))
 
     @property
     def usage(self) -> Usage:
@@ -184,4 +175,7 @@ def _nth_seed(seed: int | None, k: int) -> int | None:
 
 
 def _text_of(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+    if prompt.text is not None:
+        return prompt.text
+    known = [i for i in prompt.token_ids if i < tokenizer.vocab_size]  # a model may have more rows than words
+    return tokenizer.decode(known, skip_special_tokens=False)

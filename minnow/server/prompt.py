@@ -1,10 +1,9 @@
 """a request's messages or texts -> Prompt (through text/)"""
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from minnow.core.errors import RequestError
 from minnow.server.schema.chat import ChatMessage, ChatRequest, ToolCall
@@ -12,10 +11,8 @@ from minnow.server.schema.completions import CompletionRequest
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
-
-# Longer texts are encoded on a thread: some ten thousand characters take a millisecond.
-_MAX_INLINE_CHARS = 10_000
+MAX_CHOICES = 128
+MAX_TOTAL_CHOICES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,55 +27,64 @@ class Prompt:
     text: str | None = None
 
 
-async def from_messages(request: ChatRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
+def from_messages(request: ChatRequest, tokenizer: Tokenizer, template: ChatTemplate) -> Prompt:
     """Render a conversation and encode it.
 
     Raises:
-        RequestError: messages that are missing, empty, of a kind that is not served, or refused by the template.
+        RequestError: messages that are missing, empty, of a kind that is not served, or refused by the template;
+            or a number of answers that is not served.
     """
+    _check_num_choices(request.n, num_prompts=1)
     if not request.messages:
         raise RequestError("messages is empty; send at least one", param="messages")
     messages = [_to_template(message, f"messages[{i}]") for i, message in enumerate(request.messages)]
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
-
-    def render() -> Prompt:
-        text = template.render(
-            messages, add_generation_prompt=request.add_generation_prompt is not False, variables=variables
-        )
-        ids = tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
-        return Prompt(token_ids=tuple(ids), text=text)
-
-    num_chars = sum(len(str(message.get("content", ""))) for message in messages)
-    prompt = await _away_when_long(render, num_chars)
+    text = template.render(
+        messages, add_generation_prompt=request.add_generation_prompt is not False, variables=variables
+    )
+    prompt = _from_text(text, tokenizer, has_special=bool(request.add_special_tokens))
     if not prompt.token_ids:
         raise RequestError("the messages make an empty prompt; send some text", param="messages")
     return prompt
 
 
-async def from_texts(request: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
+def from_texts(request: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:
     """Encode the prompts of a completion request; token ids are taken as they are.
 
     Raises:
-        RequestError: no prompt, an empty one, a mixture of kinds, or an id outside the vocabulary.
+        RequestError: no prompt, an empty one, a mixture of kinds, or an id outside the vocabulary; or a number of
+            answers that is not served, which is said before any work.
     """
     items = _split(request.prompt)
     if not items:
         raise RequestError("prompt is empty; send text or token ids", param="prompt")
+    _check_num_choices(request.n, num_prompts=len(items))
     has_special = request.add_special_tokens is not False
     prompts: list[Prompt] = []
     for item in items:
         if isinstance(item, str):
-            prompts.append(await _from_text(item, tokenizer, has_special=has_special))
+            prompts.append(_from_text(item, tokenizer, has_special=has_special))
         else:
             outside = next((i for i in item if not 0 <= i < vocab_size), None)
             if outside is not None:
                 raise RequestError(f"prompt holds token id {outside}; ids are 0 to {vocab_size - 1}", param="prompt")
             prompts.append(Prompt(token_ids=tuple(item)))
-        if not prompts[-1].token_ids:
+        if not item or not prompts[-1].token_ids:
             raise RequestError("prompt is empty; send text or token ids", param="prompt")
     return prompts
+
+
+def _check_num_choices(given: int | None, *, num_prompts: int) -> None:
+    num_choices = 1 if given is None else given
+    if not 1 <= num_choices <= MAX_CHOICES:
+        raise RequestError(f"n is {num_choices}; it must be 1 to {MAX_CHOICES}", param="n")
+    if num_choices * num_prompts > MAX_TOTAL_CHOICES:
+        raise RequestError(
+            f"{num_prompts} prompts with n {num_choices} make more than {MAX_TOTAL_CHOICES} answers; send fewer",
+            param="prompt",
+        )
 
 
 def check_length(prompt: Prompt, max_tokens: int | None, max_model_len: int, param: str) -> int:
@@ -106,16 +112,8 @@ def check_length(prompt: Prompt, max_tokens: int | None, max_model_len: int, par
     )
 
 
-async def _from_text(text: str, tokenizer: Tokenizer, *, has_special: bool) -> Prompt:
-    if not text:
-        raise RequestError("prompt is empty; send text or token ids", param="prompt")
-    ids = await _away_when_long(lambda: tokenizer.encode(text, add_special_tokens=has_special), len(text))
-    return Prompt(token_ids=tuple(ids), text=text)
-
-
-async def _away_when_long(work: Callable[[], T], num_chars: int) -> T:
-    """Do some work on the event loop when it is short, else on a thread."""
-    return work() if num_chars <= _MAX_INLINE_CHARS else await asyncio.to_thread(work)
+def _from_text(text: str, tokenizer: Tokenizer, *, has_special: bool) -> Prompt:
+    return Prompt(token_ids=tuple(tokenizer.encode(text, add_special_tokens=has_special)), text=text)
 
 
 def _split(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int]]:
@@ -152,9 +150,11 @@ def _text_of(message: ChatMessage, where: str) -> str | None:
     if not message.content:
         raise RequestError(f"{where}.content is an empty list; send at least one part", param=f"{where}.content")
     for i, part in enumerate(message.content):
-        if part.type not in ("text", "input_text", "output_text") or part.text is None:
-            path = f"{where}.content[{i}]"
+        path = f"{where}.content[{i}]"
+        if part.type not in ("text", "input_text", "output_text"):
             raise RequestError(f"{path} is of type {part.type!r}; this server takes text parts only", param=path)
+        if part.text is None:
+            raise RequestError(f"{path}.text is missing", param=f"{path}.text")
     return "".join(part.text or "" for part in message.content)
 
 
@@ -162,7 +162,7 @@ def _call_to_template(call: ToolCall, where: str) -> dict[str, Any]:
     """Templates walk over the arguments, so their JSON is opened."""
     try:
         arguments = json.loads(call.function.arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested too deeply
         path = f"{where}.tool_calls"
         raise RequestError(f"{path}: the arguments of {call.function.name} are no JSON", param=path) from None
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}

@@ -17,7 +17,8 @@ class Detokenizer:
     """Turns the tokens of one generation into text, piece by piece.
 
     All pieces and the flush together are the decoded text of all tokens. No piece holds U+FFFD for a character
-    that the next token would have completed; only `flush` says U+FFFD for one that stayed incomplete.
+    that the next token would have completed; only `flush` says U+FFFD for one that stayed incomplete. Ids beyond
+    the tokenizer's vocabulary are no text; models that pad their vocabularies have such.
 
     Args:
         tokenizer: the model's.
@@ -28,7 +29,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        context = list(prompt_ids[-_CONTEXT_TOKENS:])
+        context = [i for i in prompt_ids[-_CONTEXT_TOKENS:] if i < tokenizer.vocab_size]
         if self._decode(context).endswith(_REPLACEMENT):  # a prompt cut inside a character
             context = []
         self._context = context  # of the text to come; decodes to whole characters
@@ -37,7 +38,7 @@ class Detokenizer:
 
     def step(self, token_id: int) -> str:
         """The text that this token makes certain; often one word, sometimes nothing."""
-        if self._skip and token_id in self._tokenizer.special_ids:
+        if token_id >= self._tokenizer.vocab_size or (self._skip and token_id in self._tokenizer.special_ids):
             return ""
         piece = self._tokenizer.stream_step(self._stream, token_id)
         self._held.append(token_id)

@@ -59,22 +59,22 @@ class ChatTemplate:
             ConfigError: the override does not exist or is no template.
             CheckpointError: the model's own template is broken.
         """
-        config = _read_config(directory / "tokenizer_config.json")
-        words = {word: _content(config[word]) for word in _TOKENS if config.get(word) is not None}
+        config_path = directory / "tokenizer_config.json"
+        config = _read_config(config_path)
+        words = {
+            word: _content(config[word], f"{config_path}: {word}") for word in _TOKENS if config.get(word) is not None
+        }
         if override is not None:
             if not override.is_file():
                 raise ConfigError(f"the chat template {override} does not exist; --chat-template names a Jinja file")
             try:
-                return cls({"default": override.read_text(encoding="utf-8")}, words)
-            except (CheckpointError, UnicodeDecodeError) as error:
+                return cls({"default": _read_text(override)}, words)
+            except CheckpointError as error:
                 raise ConfigError(f"{override}: {error}") from None
         path = directory / "chat_template.jinja"
         if path.is_file():
-            return cls({"default": path.read_text(encoding="utf-8")}, words)
-        own = config.get("chat_template")
-        if isinstance(own, list):
-            return cls({str(entry["name"]): str(entry["template"]) for entry in own}, words)
-        return cls({} if own is None else {"default": str(own)}, words)
+            return cls({"default": _read_text(path)}, words)
+        return cls(_sources(config.get("chat_template"), f"{config_path}: chat_template"), words)
 
     def render(
         self,
@@ -90,7 +90,8 @@ class ChatTemplate:
             messages: objects with role and content, as in the chat API.
             tools: function descriptions, as in the chat API.
             add_generation_prompt: end with the words that make the model answer.
-            variables: more names for the template, such as enable_thinking; they cannot replace the ones above.
+            variables: more names for the template, such as enable_thinking; they replace neither the ones above
+                nor the model's words.
 
         Raises:
             RequestError: the model has no template, or its template refuses these messages (with its words).
@@ -103,7 +104,7 @@ class ChatTemplate:
             )
         own = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
-            return template.render({**self._words, **(variables or {}), **own})
+            return template.render({**(variables or {}), **self._words, **own})
         except RequestError:
             raise
         except Exception as error:  # whatever the template's expressions raise on these messages
@@ -133,9 +134,33 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _content(token: str | Mapping[str, Any]) -> str:
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is no UTF-8 text: byte {error.start} cannot be read") from None
+
+
+def _content(token: Any, where: str) -> str:
     """A special token is written as its text or as an object that holds it."""
-    return token if isinstance(token, str) else str(token["content"])
+    content = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(content, str):
+        raise CheckpointError(f"{where} is {token!r}; it must be a text, or an object with a text content")
+    return content
+
+
+def _sources(own: Any, where: str) -> dict[str, str]:
+    """Templates by name: one text is the default, a list has a name for each."""
+    if own is None:
+        return {}
+    entries = own if isinstance(own, list) else [{"name": "default", "template": own}]
+    sources: dict[str, str] = {}
+    for entry in entries:
+        name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, Mapping) else (None, None)
+        if not isinstance(name, str) or not isinstance(source, str):
+            raise CheckpointError(f"{where} must be a text, or a list of objects with a name and a template as texts")
+        sources[name] = source
+    return sources
 
 
 def _to_json(

@@ -130,7 +130,8 @@ def test_gguf_linears_may_take_another_format(tmp_path: Path, llama_model: tuple
         if name.endswith(LINEAR):
             assert same(seen[name], encode("mxfp8", values)), name
     assert isinstance(seen["model.embed_tokens"], Quantized) and seen["model.embed_tokens"].spec.name == "int8"
-    assert model.read(tmp_path / "m3").quantization.kv_cache == "fp8"
+    config = model.read(tmp_path / "m3")
+    assert config.quantization.kv_cache == "fp8" and config.dtype == "float32"
     assert (tmp_path / "m3/tokenizer.json").is_file()
     assert (tmp_path / "m3/chat_template.jinja").read_text() == "{{ messages[0].content }}"
 
@@ -239,7 +240,7 @@ def test_what_cannot_be_converted_is_said_before_anything_is_written(
         ("gone", None, ConfigError, "does not exist; name a GGUF file"),
         ("empty", None, ConfigError, "holds no config.json"),
         (".", None, ConfigError, r"name one of its GGUF files \(bias.gguf, cut.gguf"),
-        ("m3", None, ConfigError, "converts to mxfp8 or nvfp4, not None"),
+        ("m3", None, ConfigError, "--format is needed: mxfp8 or nvfp4"),
         ("m3", "int8", ConfigError, "converts to mxfp8 or nvfp4, not int8"),
         ("bias.gguf", None, CheckpointError, "it has blk.0.attn_q.bias, for which this decoder has no place"),
         ("lost.gguf", None, CheckpointError, r"it lacks model.layers.1.mlp.up_proj"),
@@ -280,44 +281,21 @@ def test_damaged_values_are_refused_and_leave_nothing(
     assert not list(tmp_path.glob("*out*")) and not list(tmp_path.glob(".*"))
 
 
-def test_a_target_is_replaced_only_when_asked_and_only_a_model(
-    tmp_path: Path, llama_model: tuple[Path, dict[str, Tensor]]
-) -> None:
-    source, target = llama_model[0], tmp_path / "out"
-    target.mkdir()
-    convert.convert(source, target)  # an empty directory is free
-    (target / "stale").write_text("")
-    with pytest.raises(ConfigError, match=r"holds a model already; .* --overwrite"):
-        convert.convert(source, target)
-    convert.convert(source, target, overwrite=True)
-    assert not (target / "stale").exists() and converted(target)
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "letters").write_text("dear")
-    with pytest.raises(ConfigError, match="is no model directory"):
-        convert.convert(source, home, overwrite=True)
-    assert (home / "letters").read_text() == "dear"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
+def test_published_formats_have_no_field_for_the_cache(tmp_path: Path) -> None:
+    tiny.write_tiny(tmp_path / "a")
+    with pytest.raises(ConfigError, match="has no field for --kv-cache-dtype fp8; leave it out"):
+        convert.convert(tmp_path / "a", tmp_path / "b", format="mxfp8", kv_cache="fp8")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_run_that_is_broken_off_leaves_the_old_model(
-    tmp_path: Path, llama_model: tuple[Path, dict[str, Tensor]]
-) -> None:
-    convert.convert(llama_model[0], tmp_path / "out")
-    before = raw_tensors(tmp_path / "out")
-
-    def stop(done: int, total: int, module: str) -> None:
-        if module.startswith("model.layers.1"):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        convert.convert(llama_model[0], tmp_path / "out", format="int8", overwrite=True, progress=stop)
-    assert raw_tensors(tmp_path / "out") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    (tmp_path / ".out.partial").mkdir()  # what a killed process leaves
-    (tmp_path / ".out.partial/model.safetensors").write_text("half")
-    convert.convert(llama_model[0], tmp_path / "out", format="int8", overwrite=True)
-    assert converted(tmp_path / "out") and [path.name for path in tmp_path.iterdir()] == ["out"]
+def test_other_checkpoints_beside_the_weights_stay_behind(tmp_path: Path) -> None:
+    tiny.write_tiny(tmp_path / "a")
+    tiny.write_tiny(tmp_path / "a/dspark")
+    tiny.write_tiny(tmp_path / "a/older")
+    (tmp_path / "a/pictures").mkdir()
+    convert.convert(tmp_path / "a", tmp_path / "b", format="mxfp8")
+    assert {path.name for path in (tmp_path / "b").iterdir() if path.is_dir()} == {"dspark", "pictures"}
+    assert (tmp_path / "b/dspark/model.safetensors").is_file()
 
 
 def test_progress_counts_values(tmp_path: Path, llama_model: tuple[Path, dict[str, Tensor]]) -> None:
@@ -354,10 +332,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changed = {"llama__embedding_length": 2048, "llama__feed_forward_length": 4096, "llama__block_count": 1}
     changed |= {"llama__rope__dimension_count": 512}
     llama_files.write_gguf(directory / "m.gguf", weights, {"up_proj": Kind.Q8_0, "q_proj": Kind.F16}, **changed)
+    llama_files.write_gguf(directory / "k.gguf", weights, {"up_proj": Kind.Q6_K, "down_proj": Kind.Q4_K}, **changed)
+    tiny.write_tiny(directory / "m3", layers=2, hidden_size=2048, dense_intermediate_size=4096, intermediate_size=64)
     return directory
 
 
-@pytest.mark.parametrize(("name", "form"), [("hf", None), ("hf", "nvfp4"), ("m.gguf", None)])
+@pytest.mark.parametrize(
+    ("name", "form"), [("hf", None), ("hf", "nvfp4"), ("m.gguf", None), ("k.gguf", None), ("m3", "mxfp8")]
+)
 def test_memory_stays_below_three_times_the_largest_tensor(
     tmp_path: Path, large: Path, name: str, form: str | None
 ) -> None:

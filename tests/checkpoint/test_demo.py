@@ -44,6 +44,7 @@ def tiny(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
         member="tiny/tiny.gguf",
         gguf_sha256=sha256(wheel.with_name("tiny.gguf")),
         card="# tiny\n",
+        generation={"eos_token_id": 1, "temperature": 0.5},
     )
     monkeypatch.setitem(demo.DEMO_BY_NAME, NAME, made)
     return made
@@ -221,3 +222,14 @@ def test_the_real_demo_keeps_every_code() -> None:
     formats = json.loads((directory / "config.json").read_text())["quantization_config"]["formats"]
     assert formats.pop("model.embed_tokens") == "int8" and set(formats.values()) == {"int4"} and len(formats) == 7
     assert config.unknown_fields == () and config.eos_token_ids == (2,) and config.max_position_embeddings == 8192
+
+
+def test_a_model_that_lost_a_file_is_made_again(tiny: Demo, downloads: list[str]) -> None:
+    directory = demo.pull(NAME)
+    (directory / "model.safetensors").unlink()
+    assert not demo.is_pulled(NAME)
+    assert (demo.resolve(NAME) / "model.safetensors").is_file()
+
+
+def test_the_model_says_how_to_sample(tiny: Demo, downloads: list[str]) -> None:
+    assert json.loads((demo.pull(NAME) / "generation_config.json").read_text())["temperature"] == 0.5

@@ -135,3 +135,24 @@ def test_digests(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (found,) = verify.verify(tmp_path, config, digests=True).bad_files
     assert found.startswith("config.json has SHA-256 ")
+
+
+def test_digests_cover_folders_and_stay_inside(tmp_path: Path) -> None:
+    config = tiny.write_tiny(tmp_path / "m")
+    (tmp_path / "m/dspark").mkdir()
+    (tmp_path / "m/dspark/config.json").write_text("{}")
+    verify.write_digests(tmp_path / "m")
+    assert "dspark/config.json" in json.loads((tmp_path / "m" / verify.DIGESTS_NAME).read_text())
+    assert verify.verify(tmp_path / "m", config, digests=True).bad_files == ()
+    (tmp_path / "m/dspark/config.json").write_text("{ }")
+    (found,) = verify.verify(tmp_path / "m", config, digests=True).bad_files
+    assert found.startswith("dspark/config.json has SHA-256 ")
+    (tmp_path / "m/dspark/config.json").unlink()
+    assert verify.verify(tmp_path / "m", config, digests=True).bad_files == ("dspark/config.json is missing",)
+    for name in ("../secret", "/etc/passwd", "a/../../b"):
+        (tmp_path / "m" / verify.DIGESTS_NAME).write_text(json.dumps({name: "0"}))
+        with pytest.raises(CheckpointError, match=f"names '{name}', which lies outside the directory"):
+            verify.verify(tmp_path / "m", config, digests=True)
+    (tmp_path / "m" / verify.DIGESTS_NAME).write_text("[[1, 2]]")
+    with pytest.raises(CheckpointError, match="is no JSON object of file names"):
+        verify.verify(tmp_path / "m", config, digests=True)

@@ -28,6 +28,13 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["convert", str(tmp_path / "gone"), str(tmp_path / "b")]) == 2
 
 
+def test_a_target_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.write_tiny(tmp_path / "a", layers=2)
+    (tmp_path / "file").write_text("")
+    assert main(["convert", str(tmp_path / "a"), str(tmp_path / "file/b"), "--format", "mxfp8"]) == 1
+    assert capsys.readouterr().err == f"minnow: {tmp_path / 'file'}: File exists\n"
+
+
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     line = command.Line()

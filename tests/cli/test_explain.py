@@ -57,6 +57,15 @@ def test_memory_of_a_directory(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "norm=" in out.splitlines()[-1]
 
 
+def test_a_directory_goes_before_a_published_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path / "m3")
+    monkeypatch.chdir(tmp_path)
+    _, lines, _ = _explain(capsys, "m3", "--kv-cache-memory-bytes", "8MiB", "--max-model-len", "1000")
+    assert "GiB" not in lines["weights"]  # the published model's are 796 GiB
+
+
 @pytest.mark.parametrize("block_size", ["16", "64", "256"])
 def test_a20_problems_come_at_once(capsys: pytest.CaptureFixture[str], block_size: str) -> None:
     start = time.monotonic()

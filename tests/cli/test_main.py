@@ -66,6 +66,24 @@ def test_exit_codes(
     assert err == ("" if status == 130 else f"minnow: {error}\n")
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (PermissionError(13, "Permission denied", "/x/y"), "minnow: /x/y: Permission denied"),
+        (OSError(28, "No space left on device"), "minnow: No space left on device"),
+        (OSError("no device"), "minnow: no device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: OSError, line: str
+) -> None:
+    def fail(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(folder.load("minnow.cli", "kernels"), "run", fail)
+    assert _run(capsys, "kernels") == (1, "", line + "\n")
+
+
 def test_every_command_answers_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name in command_line.commands():
         with pytest.raises(SystemExit) as stop:

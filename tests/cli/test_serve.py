@@ -29,6 +29,18 @@ def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "minnow: minnow serve needs a model: minnow serve MODEL\n"
 
 
+def test_an_empty_key_does_not_open_the_server(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "bind", lambda host, port: pytest.fail("it would listen"))
+    rest = "the API key is empty; give one, or leave it out to let everyone in\n"
+    assert main(["serve", str(model), "--api-key", ""]) == 2
+    assert capsys.readouterr().err == f"minnow: flag --api-key: {rest}"
+    monkeypatch.setenv("MINNOW_API_KEY", "")
+    assert main(["serve", str(model)]) == 2
+    assert capsys.readouterr().err == f"minnow: environment MINNOW_API_KEY: {rest}"
+
+
 def test_a_busy_port_is_said_before_the_model_is_loaded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(listen.bind("127.0.0.1", 0)) as taken:
         taken.listen()

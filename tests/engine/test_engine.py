@@ -36,6 +36,9 @@ BAD: dict[str, dict[str, Any]] = {
     "adapter": {"adapter": Adapter(name="a", version=1)},
     "max_tokens": {"sampling": SamplingParams(max_tokens=-1)},
     "temperature": {"sampling": SamplingParams(temperature=float("nan"))},
+    "temperature ": {"sampling": SamplingParams(temperature="hot")},  # type: ignore[arg-type]
+    "max_tokens ": {"sampling": SamplingParams(max_tokens=2.5)},  # type: ignore[arg-type]
+    "top_k": {"sampling": SamplingParams(top_k=True)},
     "top_p": {"sampling": SamplingParams(top_p=0.0)},
     "seed": {"sampling": SamplingParams(seed=2**70)},
     "logit_bias": {"sampling": SamplingParams(logit_bias=((999_999, 5.0),))},
@@ -69,6 +72,12 @@ def test_a_prompt_beyond_the_context_names_both_numbers(directory: Path) -> None
     engine.add(Request(request_id="fits", token_ids=(1,) * 63, sampling=sampling))
     outputs = running.finish(engine)["fits"]
     assert (len(running.tokens(outputs)), outputs[-1].finish_reason) == (1, "length")
+
+
+def test_a_cache_smaller_than_the_context_cuts_the_context(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = running.make(directory, num_gpu_blocks_override=5)
+    assert engine.max_model_len == 4 * 16
+    assert "context cut to_tokens=64" in capsys.readouterr().err
 
 
 def test_a_block_size_that_the_model_cannot_use_is_refused_before_weights(directory: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 
 import httpx
 import pytest
@@ -93,6 +94,52 @@ def test_a_limit_that_is_no_number_is_said_at_once() -> None:
             model_name="m",
             config=ServerConfig(max_body_bytes="lots"),
         )
+
+
+def test_too_many_prompts_are_refused_before_any_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[str] = []
+    monkeypatch.setattr(BYTES, "encode", lambda text, **how: encoded.append(text))
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for fields in ({"prompt": ["a"] * 1025}, {"prompt": ["a"] * 9, "n": 128}, {"n": 129}):
+            answer = await client.post("/v1/completions", json=completion(**fields))
+            assert (answer.status_code, encoded) == (400, [])
+            assert "answers; send fewer" in answer.json()["error"]["message"] or fields == {"n": 129}
+
+    ask(scripted("ok"), scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", chat(messages=[{"role": "user", "content": ""}] * 1000)),
+        ("/v1/completions", completion(prompt=["word " * 100] * 100)),
+    ],
+)
+def test_the_loop_goes_on_while_a_large_body_is_understood(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
+) -> None:
+    is_answered = threading.Event()
+    threads: list[threading.Thread] = []
+    plain = BYTES.encode
+
+    def encode(text: str, **how: bool) -> list[int]:
+        threads.append(threading.current_thread())
+        assert is_answered.wait(timeout=10), "the event loop waited for the encoding"
+        return plain(text, **how)
+
+    monkeypatch.setattr(BYTES, "encode", encode)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        large = asyncio.create_task(client.post(path, json=body))
+        while not threads:
+            await asyncio.sleep(0.001)
+        assert (await client.get("/health")).status_code == 200
+        is_answered.set()
+        assert (await large).json()["error"]["code"] == "context_length_exceeded"
+        assert len(set(threads)) == 1
+
+    ask(scripted("ok"), scenario)
 
 
 def test_more_routes_can_be_given() -> None:

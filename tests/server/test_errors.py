@@ -11,6 +11,7 @@ from tests.server.ask import MODEL_NAME, ask, chat, completion, scripted
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = {"role": "user", "content": "hi"}
+CALLS = {"role": "assistant", "content": None}
 
 
 async def refused(client: httpx.AsyncClient, path: str, body: Any, status: int = 400) -> dict[str, Any]:
@@ -29,6 +30,10 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"logit_bias": {"999999": 5}}, "logit_bias"),
     ({"logit_bias": {"AI": -100}}, "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1_0": 1}}, "logit_bias"),
+    ({"logit_bias": {" 1": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
     ({"logit_bias": {"1": 1e9}}, "logit_bias"),
     ({"logit_bias": {"1": float("nan")}}, "logit_bias.1"),
     ({"logit_bias": {"1": "much"}}, "logit_bias"),
@@ -72,7 +77,7 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "json_object"}}, "response_format"),
 ]
 
-CHAT_ONLY = [
+CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": [{"role": "boss", "content": "hi"}]}, "messages[0].role"),
@@ -86,6 +91,16 @@ CHAT_ONLY = [
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
         "messages[0].content[1]",
     ),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    (
+        {"messages": [USER, CALLS | {"tool_calls": [{"function": {"name": "f", "arguments": "["}}]}]},
+        "messages[1].tool_calls",
+    ),
+    (
+        {"messages": [USER, CALLS | {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 20_000}}]}]},
+        "messages[1].tool_calls",
+    ),
+    ({"echo": True}, "echo"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"top_logprobs": 100, "logprobs": True}, "top_logprobs"),
     ({"top_logprobs": 2}, "top_logprobs"),
@@ -132,6 +147,14 @@ def test_a_bad_field_is_named(path: str, fields: dict[str, Any], param: str) -> 
     ask(engine, scenario)
 
 
+def test_a_text_part_without_text_is_not_called_a_strange_type() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = chat(messages=[{"role": "user", "content": [{"type": "text"}]}])
+        assert (await refused(client, CHAT, body))["message"] == "messages[0].content[0].text is missing"
+
+    ask(scripted("ok"), scenario)
+
+
 # D15
 @pytest.mark.parametrize(
     "fields",
@@ -142,6 +165,7 @@ def test_a_bad_field_is_named(path: str, fields: dict[str, Any], param: str) -> 
         {"messages": [{"role": "user", "content": ""}]},
         {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "n": None, "stop": None},
         {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]},
+        {"echo": False},
         {"best_of": 1, "user": "someone", "metadata": {"a": "b"}, "unheard_of": [1]},
         {"messages": [USER | {"name": "ann"}], "add_generation_prompt": False},
         {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},

@@ -136,6 +136,16 @@ def test_rows_of_the_model_without_a_word_are_silent() -> None:
     ask(ScriptedEngine(lambda request: [spell("a")[0], 299, spell("b")[0]]), scenario)
 
 
+def test_a_prompt_may_hold_ids_without_a_word() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = completion(prompt=[*spell("a")[:-1], 299], echo=True, max_tokens=1)
+        answer = await client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["text"] == "ab"
+
+    ask(scripted("b"), scenario)
+
+
 def test_n_choices_have_seeds_of_their_own_that_repeat() -> None:
     engine = ScriptedEngine(lambda request: spell(str((request.sampling.seed or 0) % 97)), end_token_id=END_ID or 0)
 

@@ -64,6 +64,21 @@ def test_a_client_that_leaves_stops_the_work_within_a_step(
 
 
 # D10
+def test_a_client_that_leaves_during_its_upload_is_no_failure() -> None:
+    class Broken(Connection):
+        async def _receive(self) -> dict[str, Any]:
+            if not self._has_sent:
+                self._has_sent = True
+                return {"type": "http.request", "body": b'{"mess', "more_body": True}
+            return {"type": "http.disconnect"}
+
+    async def scenario(door: Starlette) -> None:
+        connection = Broken(door, CHAT, {})
+        await asyncio.wait_for(connection.task, timeout=10)  # raises what the server's log would show
+
+    play(scripted("ok"), scenario)
+
+
 def test_a_client_that_leaves_does_not_disturb_another() -> None:
     engine = scripted("abcdef", is_gated=True)
 

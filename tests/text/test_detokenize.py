@@ -70,6 +70,11 @@ def test_control_tokens_are_shown_when_asked_for(tokenizer: Tokenizer) -> None:
     assert shown.step(tiny.EOS_TOKEN_ID) == "<|im_end|>"
 
 
+def test_ids_beyond_the_vocabulary_are_no_text(tokenizer: Tokenizer) -> None:
+    pieces, rest = streamed(tokenizer, [ord("a"), 261, 10**6, ord("b")], [ord("x"), 261])
+    assert (pieces, rest) == (["a", "", "", "b"], "")
+
+
 def test_flush_twice_adds_nothing(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, [])
     detokenizer.step(0xF0)

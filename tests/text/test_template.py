@@ -100,6 +100,11 @@ def test_variables_do_not_replace_the_conversation(tmp_path: Path) -> None:
     assert template.render(MESSAGES, variables={"messages": [], "x": 7}) == "47"
 
 
+def test_variables_do_not_replace_the_models_words(tmp_path: Path) -> None:
+    template = load(tmp_path, "{{ eos_token }}{{ x }}")
+    assert template.render(MESSAGES, variables={"eos_token": "mine", "x": 7}) == "<|im_end|>7"
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -122,6 +127,32 @@ def test_what_a_template_refuses_is_the_requests_fault(tmp_path: Path, template:
 def test_a_model_without_template_loads_and_refuses_messages(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="has no chat template"):
         ChatTemplate.load(tmp_path).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"bos_token": 5}, "bos_token is 5; it must be a text"),
+        ({"eos_token": {"id": 1}}, "eos_token is .*; it must be a text"),
+        ({"eos_token": {"content": 1}}, "eos_token is .*; it must be a text"),
+        ({"chat_template": 5}, "chat_template must be a text, or a list"),
+        ({"chat_template": ["x"]}, "chat_template must be a text, or a list"),
+        ({"chat_template": [{"template": "x"}]}, "chat_template must be a text, or a list"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template must be a text, or a list"),
+    ],
+)
+def test_settings_of_another_shape_are_one_sentence(tmp_path: Path, settings: dict[str, object], words: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: {words}"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_a_template_that_is_no_utf_8_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"ok \xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja is no UTF-8 text: byte 3"):
+        ChatTemplate.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"chat_template\.jinja is no UTF-8 text: byte 3"):
+        ChatTemplate.load(tmp_path, tmp_path / "chat_template.jinja")
 
 
 def test_broken_templates_are_said_at_the_start(tmp_path: Path) -> None:

@@ -37,4 +37,6 @@ def test_every_operation_variable_and_command_is_on_a_page():
     assert "`--block-size`" in pages["flags.md"]
     assert "--pipeline-parallel-size" in pages["vllm.md"]
     assert all(text.isascii() for text in pages.values())
-    assert set(pages) == {path.name for path in (house.ROOT / "docs" / "reference").glob("*.md")}
+    written_by_hand = {"glossary.md"}
+    there = {path.name for path in (house.ROOT / "docs" / "reference").glob("*.md")}
+    assert set(pages) == there - written_by_hand

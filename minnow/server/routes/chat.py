@@ -15,7 +15,7 @@ from minnow.server import prompt
 from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
-from minnow.server.limits import read_body
+from minnow.server.limits import prepare, read_body
 from minnow.server.logprob import to_chat
 from minnow.server.schema.chat import (
     AnswerMessage,
@@ -36,11 +36,16 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
     async def chat(request: Request) -> Any:
         arrival_s = time.time()
-        wire = decode(await read_body(request, door.max_body_bytes), ChatRequest)
-        check_model(wire, door)
-        prompts = [await prompt.from_messages(wire, door.tokenizer, door.template)]
-        call = make_call(wire, prompts, door, call_id=f"chatcmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
-        generation = Generation(call, door.client, door.tokenizer)
+        body = await read_body(request, door.max_body_bytes)
+
+        def understand() -> tuple[Call, Generation]:
+            wire = decode(body, ChatRequest)
+            check_model(wire, door)
+            prompts = [prompt.from_messages(wire, door.tokenizer, door.template)]
+            call = make_call(wire, prompts, door, call_id=f"chatcmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
+            return call, Generation(call, door.client, door.tokenizer)
+
+        call, generation = await prepare(understand, len(body))
         if call.streams:
             return await start_stream(request, _chunks(generation, call, door))
         return await answer(request, _respond(generation, call, door))

@@ -15,7 +15,7 @@ from minnow.server import prompt
 from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
-from minnow.server.limits import read_body
+from minnow.server.limits import prepare, read_body
 from minnow.server.logprob import to_completion
 from minnow.server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from minnow.server.schema.errors import decode
@@ -27,11 +27,16 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
     async def completions(request: Request) -> Any:
         arrival_s = time.time()
-        wire = decode(await read_body(request, door.max_body_bytes), CompletionRequest)
-        check_model(wire, door)
-        prompts = await prompt.from_texts(wire, door.tokenizer, door.client.vocab_size)
-        call = make_call(wire, prompts, door, call_id=f"cmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
-        generation = Generation(call, door.client, door.tokenizer)
+        body = await read_body(request, door.max_body_bytes)
+
+        def understand() -> tuple[Call, Generation]:
+            wire = decode(body, CompletionRequest)
+            check_model(wire, door)
+            prompts = prompt.from_texts(wire, door.tokenizer, door.client.vocab_size)
+            call = make_call(wire, prompts, door, call_id=f"cmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
+            return call, Generation(call, door.client, door.tokenizer)
+
+        call, generation = await prepare(understand, len(body))
         if call.streams:
             return await start_stream(request, _chunks(generation, call, door))
         return await answer(request, _respond(generation, call, door))

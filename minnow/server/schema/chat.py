@@ -73,6 +73,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     user: str | None = None
     priority: Int64 | None = None
     cache_salt: str | None = None
+    echo: bool | None = None
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
     reasoning_effort: str | None = None

@@ -1,0 +1,40 @@
+"""sampling defaults that a model's generation_config.json asks for"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minnow.core.errors import ConfigError
+
+_REALS = ("temperature", "top_p", "min_p", "repetition_penalty")
+_WHOLES = ("top_k",)
+
+
+def read(directory: Path, source: str) -> dict[str, Any]:
+    """Values for what a request leaves out, by the names of SamplingParams.
+
+    Args:
+        directory: of the checkpoint.
+        source: "auto" reads its generation_config.json, where there is one; "vllm" takes none, so that
+            the neutral values stand (temperature 1, everything else off).
+
+    Raises:
+        ConfigError: the file is no JSON object, or a value in it is no number.
+
+    Source: the file's fields as transformers writes them; what is done with them is vLLM's way.
+    """
+    path = directory / "generation_config.json"
+    if source == "vllm" or not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no JSON: {error}; mend it or take --generation-config vllm") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds no JSON object; mend it or take --generation-config vllm")
+    found = {name: raw[name] for name in (*_REALS, *_WHOLES) if raw.get(name) is not None}
+    for name, value in found.items():
+        kind = int | float if name in _REALS else int
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ConfigError(f"{path}: {name} is {value!r}; a number is needed, or --generation-config vllm")
+    return found
