@@ -65,7 +65,7 @@ def _serve(config: EngineConfig) -> None:
             sampling_defaults=defaults,
         )
         line = describe(config, directory, listen.address_of(listening), client.max_model_len)
-        listen.serve(door, listening, when_ready=lambda: print(line, flush=True))
+        listen.serve(door, listening, when_ready=lambda: print(line, flush=True), at_deadline=client.close)
     finally:
         listening.close()
 

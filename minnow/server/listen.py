@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import FrameType
 
 import uvicorn
@@ -49,12 +49,21 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(app: ASGIApp, listening: socket.socket, *, when_ready: Callable[[], None], drain_s: int = DRAIN_S) -> None:
+def serve(
+    app: ASGIApp,
+    listening: socket.socket,
+    *,
+    when_ready: Callable[[], None],
+    at_deadline: Callable[[], Awaitable[None]],
+    drain_s: int = DRAIN_S,
+) -> None:
     """Serve until SIGINT or SIGTERM; then finish what runs, within the time to drain.
 
     Args:
         listening: from `bind`; closed at the end.
         when_ready: called once, when requests are answered.
+        at_deadline: ends what still runs, each with an error of its own; called a second before connections
+            are cut.
         drain_s: streams that last longer are cut, in seconds.
 
     Raises:
@@ -73,7 +82,7 @@ def serve(app: ASGIApp, listening: socket.socket, *, when_ready: Callable[[], No
     # For signals before uvicorn looks at them, and for those that it raises again after it has stopped for them.
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        asyncio.run(run_server(server, listening, when_ready))
+        asyncio.run(run_server(server, listening, when_ready, at_deadline))
     finally:
         for number, action in before.items():
             signal.signal(number, action)
@@ -95,14 +104,28 @@ def new_server(app: ASGIApp, *, drain_s: int) -> uvicorn.Server:
     )
 
 
-async def run_server(server: uvicorn.Server, listening: socket.socket, when_ready: Callable[[], None]) -> None:
+async def run_server(
+    server: uvicorn.Server,
+    listening: socket.socket,
+    when_ready: Callable[[], None],
+    at_deadline: Callable[[], Awaitable[None]],
+) -> None:
     """Serve until the server is told to exit."""
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
     if server.started:
         when_ready()
+    ending = asyncio.create_task(_end_streams(server, at_deadline))
     await serving
+    ending.cancel()
+
+
+async def _end_streams(server: uvicorn.Server, at_deadline: Callable[[], Awaitable[None]]) -> None:
+    while not server.should_exit:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(max((server.config.timeout_graceful_shutdown or 0) - 1, 0))
+    await at_deadline()
 
 
 def _taken(host: str, port: int, error: OSError) -> ConfigError:

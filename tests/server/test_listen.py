@@ -27,9 +27,9 @@ from tests.server.scripted import ScriptedEngine, chat_template
 TEXT = "Paris \u2014 \U0001f5fc, of course."
 
 
-def make_app(engine: ScriptedEngine, **config: Any) -> Starlette:
+def make_app(client: EngineClient, **config: Any) -> Starlette:
     return app.build(
-        EngineClient(engine),
+        client,
         tokenizer=BYTES,
         template=chat_template(),
         model_name=MODEL_NAME,
@@ -47,9 +47,10 @@ def serving(engine: ScriptedEngine, **config: Any) -> Iterator[str]:
 
     def run() -> None:
         async def main() -> None:
-            server = listen.new_server(make_app(engine, **config), drain_s=1)
+            client = EngineClient(engine)
+            server = listen.new_server(make_app(client, **config), drain_s=1)
             stop.append(server)
-            await listen.run_server(server, listening, ready.set)
+            await listen.run_server(server, listening, ready.set, client.close)
 
         asyncio.run(main())
 
@@ -208,7 +209,44 @@ def test_a_signal_stops_the_server_and_nothing_else(number: signal.Signals) -> N
 
     listening = listen.bind("127.0.0.1", 0)
     before = signal.getsignal(number)
-    listen.serve(make_app(engine), listening, when_ready=when_ready, drain_s=1)
+    client = EngineClient(engine)
+    listen.serve(make_app(client), listening, when_ready=when_ready, at_deadline=client.close, drain_s=1)
     assert said == ["ready"]
     assert signal.getsignal(number) is before
     assert all(thread.name != "engine" for thread in threading.enumerate())
+
+
+@pytest.mark.system
+def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(capfd: pytest.CaptureFixture[str]) -> None:
+    """G02: the last event says why, the end mark follows, and the log holds no traceback."""
+
+    engine = ScriptedEngine(lambda request: [BYTES.encode("a")[0]] * 50_000, max_model_len=60_000, is_gated=True)
+    listening = listen.bind("127.0.0.1", 0)
+    address = listen.address_of(listening)
+    client = EngineClient(engine)
+    events: list[str] = []
+
+    def read() -> None:
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=chat(stream=True), timeout=30) as answer:
+            for line in answer.iter_lines():
+                if line:
+                    events.append(line)
+                if len(events) == 3:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=read)
+
+    def pace() -> None:
+        while thread.is_alive():
+            engine.gate.release()
+            time.sleep(0.01)
+
+    def when_ready() -> None:
+        thread.start()
+        threading.Thread(target=pace).start()
+
+    listen.serve(make_app(client), listening, when_ready=when_ready, at_deadline=client.close, drain_s=2)
+    thread.join(timeout=20)
+    assert events[-1] == "data: [DONE]"
+    assert "the engine was stopped" in events[-2]
+    assert "Traceback" not in capfd.readouterr().err
