@@ -1,6 +1,6 @@
 """perplexity of a model through Minnow's own decoder, by cache format, against transformers
 
-    python -m tools.eval [--model DIR] [--kilobytes 200] [--window 2048] [--caches float32 bfloat16 fp8 nvfp4]
+    python -m tools.eval [--model DIR] [--kilobytes 200] [--window 1024] [--caches float32 bfloat16 fp8 nvfp4]
 
 The text is Python's own topic documentation (pydoc_data.topics), cut into windows that are scored alone.
 """
@@ -73,8 +73,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="perplexity by cache format, against transformers")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kilobytes", type=int, default=200)
-    parser.add_argument("--window", type=int, default=2048)
-    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--window", type=int, default=1024)
+    parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--caches", nargs="*", default=["float32", "bfloat16", "fp8", "nvfp4"])
     args = parser.parse_args()
