@@ -1,7 +1,11 @@
-"""block tables of made-up sequences, for the inputs of cases"""
+"""block tables and caches of made-up sequences, for the inputs of cases"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from minnow.formats.quantized import encode
 
 
 def make_tables(
@@ -26,3 +30,26 @@ def make_tables(
     starts = torch.tensor((0, *queries)).cumsum(0)
     named = {"block_table": table, "query_start": starts, "positions": torch.cat(places)}
     return {name: value.to(device, torch.int32) for name, value in named.items()}, num_pool_blocks
+
+
+def make_attention(
+    device: torch.device,
+    N: int,
+    G: int,
+    H: int,
+    L: int,
+    contexts: tuple[int, ...],
+    queries: tuple[int, ...],
+    format: str,
+) -> dict[str, Any]:
+    """Random queries, the last of each context, and random keys and values in a shuffled pool."""
+    generator = torch.Generator().manual_seed(sum(contexts))
+    tables, num_pool_blocks = make_tables(device, L, contexts, queries)
+    shape = (num_pool_blocks, G, L, H)
+    return {
+        "q": torch.randn(sum(queries), N, H, generator=generator).to(device, torch.bfloat16),
+        "k_cache": encode(format, torch.randn(shape, generator=generator).to(device)),
+        "v_cache": encode(format, torch.randn(shape, generator=generator).to(device)),
+        **tables,
+        "scale": H**-0.5,
+    }
