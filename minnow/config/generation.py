@@ -1,9 +1,9 @@
 """sampling defaults that a model's generation_config.json asks for"""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from minnow.config.model import read_object
 from minnow.core.errors import ConfigError
 
 _REALS = ("temperature", "top_p", "min_p", "repetition_penalty")
@@ -27,11 +27,9 @@ def read(directory: Path, source: str) -> dict[str, Any]:
     if source == "vllm" or not path.is_file():
         return {}
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: {error}; mend it or take --generation-config vllm") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds no JSON object; mend it or take --generation-config vllm")
+        raw = read_object(path)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; mend it or take --generation-config vllm") from None
     found = {name: raw[name] for name in (*_REALS, *_WHOLES) if raw.get(name) is not None}
     for name, value in found.items():
         kind = int | float if name in _REALS else int

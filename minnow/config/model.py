@@ -135,13 +135,22 @@ def read(directory: Path) -> ModelConfig:
     path = directory / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; name a directory that holds a checkpoint")
+    return parse(read_object(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file of a checkpoint holds.
+
+    Raises:
+        ConfigError: it is no JSON, or no object.
+    """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds no JSON object")
-    return parse(raw)
+    return raw
 
 
 def known(name: str) -> ModelConfig | None:

@@ -44,14 +44,16 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     for s, (_, row) in enumerate(rows):
         _adjust(adjusted[s], row)
     is_finite = torch.isfinite(logits).all(-1).tolist()
-    is_open = (torch.isfinite(adjusted).any(-1)).tolist()
+    drawable = torch.nan_to_num(adjusted, nan=0.0, posinf=0.0, neginf=-torch.inf)
+    has_token = torch.isfinite(drawable).any(-1)
+    is_open = has_token.tolist()
     settings = [row.sampling for _, row in rows]
 
     def send(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
     ids = kernels.sample(
-        _drawable(adjusted),
+        drawable.masked_fill(~has_token[:, None], 0.0),  # refused below; until then they must not disturb the others
         send([p.temperature for p in settings], torch.float32),
         send([p.top_k for p in settings], torch.int64),
         send([p.top_p for p in settings], torch.float32),
@@ -71,12 +73,6 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
         logprobs = () if wanted is None else (_logprobs(logits[s], ids[s], wanted),)
         results.append(RowResult(row=number, token_ids=(ids[s],), logprobs=logprobs))
     return results
-
-
-def _drawable(logits: Tensor) -> Tensor:
-    """Rows that will be refused get harmless values, so that they cannot disturb the others."""
-    harmless = torch.nan_to_num(logits, nan=0.0, posinf=0.0, neginf=-torch.inf)
-    return harmless.masked_fill(~torch.isfinite(harmless).any(-1, keepdim=True), 0.0)
 
 
 def _adjust(logits: Tensor, row: Row) -> None:
