@@ -1,13 +1,15 @@
 """test doubles: a clock that is set by hand, and a runner whose model is arithmetic"""
 
+import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from minnow.cache.blocks import BlockPool
 from minnow.config.scheduler import SchedulerConfig
 from minnow.core.request import Request, SamplingParams
-from minnow.core.step import RowResult, RowStart, RowStep, StepPlan, StepResult, TokenOutput
+from minnow.core.step import RowResult, RowStart, RowStep, StepPlan, StepResult, TokenLogprobs, TokenOutput
 from minnow.engine.scheduler import Scheduler
 
 NUM_TOKEN_IDS = 64  # vocabulary of the fake model
@@ -40,13 +42,27 @@ def _draw(state: int, stop_token_ids: Collection[int], is_too_early: bool) -> in
     return token_id
 
 
+def _score(state: int, token_id: int) -> TokenLogprobs:
+    """What a position says about the token after it."""
+    return TokenLogprobs(logprob=-float(_mix(state, token_id) >> 40), rank=1)
+
+
+def alone_scores(request: Request) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities that the fake model gives a prompt."""
+    state, scores = 0, []
+    for token_id, following in pairwise(request.token_ids):
+        state = _mix(state, token_id)
+        scores.append(_score(state, following))
+    return tuple(scores)
+
+
 def alone(request: Request, *, eos_token_ids: tuple[int, ...], max_total_tokens: int) -> tuple[list[int], str]:
     """Output and finish reason that the fake model gives a request when nothing else exists."""
     sampling = request.sampling
     stops = set(sampling.stop_token_ids) | set(() if sampling.ignore_eos else eos_token_ids)
     if sampling.max_tokens is not None:
         max_total_tokens = min(max_total_tokens, len(request.token_ids) + sampling.max_tokens)
-    state, output = 0, []
+    state, output = 0, list[int]()
     for token_id in request.token_ids:
         state = _mix(state, token_id)
     while len(request.token_ids) + len(output) < max_total_tokens:
@@ -130,15 +146,19 @@ class FakeRunner:
         assert 0 < step.num_tokens <= len(row.token_ids) - step.start, "a step has no tokens or unknown ones"
         assert end <= len(row.table) * self._block_size, "the block table does not cover the tokens"
         state = self._read(row, step.start - 1) if step.start else 0
+        assert step.start + step.num_prompt_logprobs < row.num_prompt_tokens or not step.num_prompt_logprobs
+        scores: list[TokenLogprobs] = []
         for position in range(step.start, end):
             state = _mix(state, row.token_ids[position])
             block_id = row.table[position // self._block_size]
             assert num_users[block_id] == 1, f"block {block_id} is written while others read it"
             self._pool[block_id, position % self._block_size] = state
+            if len(scores) < step.num_prompt_logprobs:
+                scores.append(_score(state, row.token_ids[position + 1]))
         row.num_computed_tokens = end
         self.num_computed_tokens += step.num_tokens
         if not step.is_sampling:
-            return RowResult(row=step.row)
+            return RowResult(row=step.row, prompt_logprobs=tuple(scores))
         assert end == len(row.token_ids), "a token is drawn before all are computed"
         if row.request_id in self._failing:
             row.token_ids.append(0)  # a step launched before this one is known to have failed goes on with something
@@ -146,7 +166,7 @@ class FakeRunner:
         num_output_tokens = len(row.token_ids) - row.num_prompt_tokens
         token_id = _draw(state, row.stop_token_ids, num_output_tokens < row.sampling.min_tokens)
         row.token_ids.append(token_id)
-        return RowResult(row=step.row, token_ids=(token_id,))
+        return RowResult(row=step.row, token_ids=(token_id,), prompt_logprobs=tuple(scores))
 
     def _read(self, row: _Row, position: int) -> int:
         return self._pool[row.table[position // self._block_size], position % self._block_size]
@@ -159,12 +179,17 @@ class Collector:
         self.token_ids: dict[str, list[int]] = {}
         self.ends: dict[str, TokenOutput] = {}
         self.num_cached_tokens: dict[str, int] = {}
+        self.scores: dict[str, tuple[TokenLogprobs, ...]] = {}  # of the prompt
 
     def take(self, outputs: list[TokenOutput]) -> None:
         """Add the outputs of a step."""
         for output in outputs:
             assert output.request_id not in self.ends, f"{output.request_id} answers after its end"
             assert output.token_ids or output.finish_reason, "an output says nothing"
+            is_first = output.request_id not in self.token_ids
+            assert is_first or not (output.prompt_logprobs or output.queued_s), "a later output tells of the prompt"
+            assert output.finish_reason or not output.num_preemptions, "an earlier output tells of preemptions"
+            self.scores.setdefault(output.request_id, output.prompt_logprobs)
             self.num_cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
             self.token_ids.setdefault(output.request_id, []).extend(output.token_ids)
             if output.finish_reason is not None:
@@ -198,6 +223,7 @@ def make_scheduler(
     max_model_len: int = 64,
     is_caching: bool = True,
     eos: int = 0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Scheduler, FakeRunner]:
     """A scheduler and its runner."""
     scheduler = Scheduler(
@@ -207,6 +233,7 @@ def make_scheduler(
         eos_token_ids=(eos,),
         seed=0,
         enable_prefix_caching=is_caching,
+        clock=clock,
     )
     return scheduler, FakeRunner(block_size)
 

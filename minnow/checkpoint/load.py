@@ -1,5 +1,6 @@
 """fill a module from a reader, a name table and a shard plan"""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,8 +76,11 @@ def open_weights(directory: Path, config: ModelConfig, device: torch.device | st
     return WeightSource(reader, config, torch.device(device))
 
 
-def fill(model: nn.Module, source: WeightSource) -> None:
+def fill(model: nn.Module, source: WeightSource, *, progress: Callable[[float], None] = lambda share: None) -> None:
     """Give every submodule that lists `weight_names` its `weights`, in the same order.
+
+    Args:
+        progress: told the share of the weights that are there, from 0 to 1; at each percent.
 
     Raises:
         CheckpointError: a module names a weight that this configuration lacks, or a weight is left over that no
@@ -84,12 +88,16 @@ def fill(model: nn.Module, source: WeightSource) -> None:
     """
     taken: dict[str, Weight] = {}  # a tied weight has two names in the model, and one place in memory
     left = {name for name, module in names.modules(source.config).items() if module.kind != "vision"}
+    num_weights, percent = len(left), 0
     for module in model.modules():
         wanted: tuple[str, ...] | None = getattr(module, "weight_names", None)
         if wanted is not None:
             taken.update({name: source.take(name) for name in wanted if name not in taken})
             module.weights = tuple(taken[name] for name in wanted)  # type: ignore[assignment]
             left.difference_update(wanted)
+            if 100 * len(taken) // num_weights > percent:
+                percent = 100 * len(taken) // num_weights
+                progress(percent / 100)
     if left:
         raise CheckpointError(f"the model takes no notice of {verify.listed(sorted(left))}")
 

@@ -48,6 +48,7 @@ class RowStep:
     Attributes:
         num_drafts: how many of num_tokens are drafts to verify (0 while there is no drafter).
         num_lookahead_slots: slots past the tokens that drafts may write; blocks for them are allocated.
+        num_prompt_logprobs: from so many tokens, the first ones, the prompt's next token is to be scored.
         is_sampling: the last token's logits yield a token; False for a prefill chunk that is not the last.
     """
 
@@ -56,6 +57,7 @@ class RowStep:
     num_tokens: int
     num_drafts: int = 0
     num_lookahead_slots: int = 0
+    num_prompt_logprobs: int = 0
     is_sampling: bool = True
 
 
@@ -75,7 +77,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities of one drawn token: its own, its rank, and the likeliest ones.
+    """Log-probabilities of one token, drawn or of the prompt: its own, its rank, and the likeliest ones.
 
     Natural logarithms of the distribution before temperature (raw), clipped to finite values.
     """
@@ -90,12 +92,14 @@ class RowResult:
     """What a row yielded: no token (an unfinished prefill chunk) or 1 to 1 + drafts.
 
     Attributes:
+        prompt_logprobs: as many as its RowStep asks for: of the prompt's tokens from position start + 1 on.
         error: set where the row failed alone, for example "logits are not finite"; others go on.
     """
 
     row: int
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
 
 
@@ -113,18 +117,25 @@ class TokenOutput:
 
     Attributes:
         token_ids: new tokens; a stop token that ended the sequence is included.
+        prompt_logprobs: where asked for, of every token of the prompt but the first; in the first output. None where
+            the request ends before its prompt is computed.
         finish_reason: None while it runs.
         stop_token_id: the token that ended it, when finish_reason is "stop".
-        num_cached_tokens: prompt tokens that the prefix cache had.
+        num_cached_tokens: prompt tokens that the prefix cache had; in the first output.
+        queued_s: from its arrival at the scheduler to its first step; in the first output.
+        num_preemptions: how often it gave its blocks up; in the last output.
         error: one sentence, when finish_reason is "error".
     """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    queued_s: float = 0.0
+    num_preemptions: int = 0
     error: str | None = None
 
 
@@ -154,7 +165,11 @@ class ControlReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """The engine's gauges and counters since its start."""
+    """The engine's gauges and counters since its start.
+
+    Attributes:
+        computed_tokens: by committed steps; those of preempted sequences count each time.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -166,3 +181,4 @@ class EngineStats:
     num_errors: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    computed_tokens: int = 0

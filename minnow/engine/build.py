@@ -1,6 +1,7 @@
 """EngineConfig -> a running Engine: the only composition root"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,21 +25,31 @@ from minnow.kernels import registry
 from minnow.model import decoder_class
 from minnow.parallel.mesh import Mesh
 
+Report = Callable[[str, float], None]
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def build(config: EngineConfig, directory: Path, *, record: Path | None = None) -> Engine:
+def build(
+    config: EngineConfig,
+    directory: Path,
+    *,
+    record: Path | None = None,
+    report: Report = lambda stage, share: None,
+) -> Engine:
     """Read a checkpoint and make an engine that runs it in this process.
 
     Args:
         config: as loaded; what is "auto" or 0 in it is settled here.
         directory: of the checkpoint.
         record: file that every plan and result is written to, or None.
+        report: told the stage that is done now, and its share from 0 to 1.
 
     Raises:
         ConfigError, CheckpointError, CapacityError: before weights are read where that is possible.
     """
     log = Logger("engine")
+    report("configuration", 0.0)
     model = model_config.read(directory)
     config = resolve_auto(config, model)
     engine_config.check(config, model)
@@ -50,9 +61,11 @@ def build(config: EngineConfig, directory: Path, *, record: Path | None = None) 
     max_model_len = min(config.max_model_len, plan.num_tokens)
     if max_model_len < config.max_model_len:
         log.warning("context cut", to_tokens=max_model_len, because="--num-gpu-blocks-override holds no more")
+    report("weights", 0.0)
     source = open_weights(directory, model, device)
     decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
-    fill(decoder, source)
+    fill(decoder, source, progress=lambda share: report("weights", share))
+    report("cache", 0.0)
     pool = Pool(layout, plan.num_blocks, device)
     log.info(
         "ready to run",

@@ -1,12 +1,49 @@
-"""typed message pipe: in-process queue now, a local socket with the same behaviour later"""
+"""typed message pipe: in-process queue or local socket, same behaviour"""
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
 
-from minnow.core.errors import RequestError
+import msgspec
+
+from minnow.core import errors
+from minnow.core.errors import MinnowError, RequestError
 from minnow.core.request import Request
 from minnow.core.step import Abort, Control, ControlReply, EngineStats, TokenOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """The engine is being made.
+
+    Attributes:
+        stage: what is done now, such as "weights".
+        share: of the stage, 0 to 1.
+    """
+
+    stage: str
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The engine takes requests from now on.
+
+    Attributes:
+        vocab_size: of the network.
+        max_model_len: longest prompt plus output, in tokens.
+    """
+
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Sent once a second whatever the engine does: silence means that it hangs, or is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,27 +68,44 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a step or an abort yielded; sent after every step, also an empty one: silence means a stuck engine."""
+    """What a step or an abort yielded; sent after every step, also an empty one.
+
+    Attributes:
+        num_tokens: that the step computed; 0 for an abort.
+    """
 
     outputs: tuple[TokenOutput, ...] = ()
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The last message: the engine ended, by order (no error) or by a failure."""
+    """The last message: the engine ended, by order (no error) or by a failure.
+
+    Attributes:
+        error: what went wrong, in words.
+        kind: the class of core/errors.py that says it best, where the engine could not be made.
+    """
 
     error: str | None = None
+    kind: str | None = None
+
+    def to_error(self) -> MinnowError:
+        """The error that kept the engine from being made."""
+        kind: type[MinnowError] = getattr(errors, self.kind or "MinnowError")
+        return kind(self.error or "the engine was stopped")
 
 
 ToEngine = Request | Abort | Control
-FromEngine = Outputs | Refusal | ControlReply | EngineStats | Closed
+FromEngine = Loading | Ready | Alive | Outputs | Refusal | ControlReply | EngineStats | Closed
 Deliver = Callable[[FromEngine], None]
+Inbox = queue.SimpleQueue[ToEngine | None]
 
 
 class EngineEnd:
     """The end that the engine's loop holds."""
 
-    def __init__(self, inbox: "queue.SimpleQueue[ToEngine | None]", deliver: Deliver) -> None:
+    def __init__(self, inbox: Inbox, deliver: Deliver) -> None:
         self._inbox = inbox
         self._deliver = deliver
 
@@ -72,14 +126,14 @@ class EngineEnd:
             messages.append(message)
 
     def send(self, message: FromEngine) -> None:
-        """Hand a message to the other end at once."""
+        """Hand a message to the other end at once; from any thread."""
         self._deliver(message)
 
 
 class ClientEnd:
     """The end that the engine's client holds."""
 
-    def __init__(self, inbox: "queue.SimpleQueue[ToEngine | None]") -> None:
+    def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
 
     def send(self, message: ToEngine) -> None:
@@ -97,5 +151,84 @@ def in_process(deliver: Deliver) -> tuple[ClientEnd, EngineEnd]:
     Args:
         deliver: called on the engine's thread with each message for the client.
     """
-    inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+    inbox: Inbox = queue.SimpleQueue()
     return ClientEnd(inbox), EngineEnd(inbox, deliver)
+
+
+def client_end(connection: Connection, deliver: Deliver, how_it_ended: Callable[[], str]) -> ClientEnd:
+    """The client's end of a channel between processes.
+
+    Args:
+        connection: both ways; the caller closes it after the last message.
+        deliver: called on a thread with each message; the last one is always `Closed`.
+        how_it_ended: asked when the other process is gone without its last message.
+    """
+    outbox: Inbox = queue.SimpleQueue()
+
+    def write() -> None:
+        while True:
+            message = outbox.get()
+            try:
+                connection.send_bytes(_STOP if message is None else encode(message))
+            except OSError:
+                return  # the reader says why
+            if message is None:
+                return
+
+    def read() -> None:
+        message: FromEngine = Alive()
+        while not isinstance(message, Closed):
+            try:
+                message = decode(connection.recv_bytes())
+            except (EOFError, OSError):
+                message = Closed(error=how_it_ended())
+            deliver(message)
+
+    for work in (write, read):
+        threading.Thread(target=work, name=f"channel {work.__name__}", daemon=True).start()
+    return ClientEnd(outbox)
+
+
+def engine_end(connection: Connection, when_gone: Callable[[], None]) -> EngineEnd:
+    """The engine's end of a channel between processes.
+
+    Args:
+        connection: both ways.
+        when_gone: called on a thread when the other process is gone.
+    """
+    inbox: Inbox = queue.SimpleQueue()
+    lock = threading.Lock()
+
+    def read() -> None:
+        while True:
+            try:
+                content = connection.recv_bytes()
+            except (EOFError, OSError):
+                return when_gone()
+            inbox.put(None if content == _STOP else decode(content))
+
+    def deliver(message: FromEngine) -> None:
+        content = encode(message)
+        with lock:
+            connection.send_bytes(content)
+
+    threading.Thread(target=read, name="channel read", daemon=True).start()
+    return EngineEnd(inbox, deliver)
+
+
+# On the wire: a byte that names the type, then the value as MessagePack. Both ends are of one installation.
+_STOP = b""
+_TYPES = (Request, Abort, Control, Loading, Ready, Alive, Outputs, Refusal, ControlReply, EngineStats, Closed)
+_NUMBER_BY_TYPE = {each: number for number, each in enumerate(_TYPES)}
+_encoder = msgspec.msgpack.Encoder()
+_decoders = [msgspec.msgpack.Decoder(each) for each in _TYPES]
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """A message as bytes."""
+    return bytes([_NUMBER_BY_TYPE[type(message)]]) + _encoder.encode(message)
+
+
+def decode(content: bytes) -> Any:
+    """The message that `encode` made bytes of."""
+    return _decoders[content[0]].decode(memoryview(content)[1:])

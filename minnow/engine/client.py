@@ -1,188 +1,182 @@
 """EngineClient: submit, abort, stream; what the server holds"""
 
 import asyncio
+import contextlib
 import itertools
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from minnow.core.errors import MinnowError, RequestError
 from minnow.core.log import Logger
 from minnow.core.request import Request
 from minnow.core.step import Abort, Control, ControlReply, EngineStats, TokenOutput
-from minnow.engine import loop
-from minnow.engine.channel import ClientEnd, Closed, FromEngine, Outputs, Refusal, in_process
-from minnow.engine.loop import StepEngine
+from minnow.engine.channel import ClientEnd, Closed, FromEngine, Loading, Outputs, Ready, Refusal
+from minnow.engine.host import Host
+from minnow.engine.outputs import OutputStream
 
-STUCK_AFTER_S = 60.0
-
-
-class OutputStream:
-    """The outputs of some requests, in the order in which the engine sends them.
-
-    An asynchronous iterator that ends when every request has ended; each request's last output has a
-    finish_reason. Leaving it early (`async with`, or `close`) aborts what still runs.
-    """
-
-    def __init__(self, client: "EngineClient", request_ids: Sequence[str]) -> None:
-        self._client = client
-        self._open = dict.fromkeys(request_ids)
-        self._ready: deque[TokenOutput | RequestError] = deque()
-        self._wake = asyncio.Event()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TokenOutput:
-        """The next output.
-
-        Raises:
-            RequestError: the engine refused one of the requests; the others are aborted.
-        """
-        while not self._ready:
-            if not self._open:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        item = self._ready.popleft()
-        if isinstance(item, RequestError):
-            self.close()
-            raise item
-        return item
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def abort(self, request_id: str) -> None:
-        """Stop one of the requests; none of its later outputs appear."""
-        if request_id in self._open:
-            del self._open[request_id]
-            self._client.abort(request_id, is_forgotten=True)
-        self._ready = deque(o for o in self._ready if isinstance(o, RequestError) or o.request_id != request_id)
-        self._wake.set()
-
-    def close(self) -> None:
-        """Stop all of the requests that still run."""
-        for request_id in tuple(self._open):
-            self.abort(request_id)
-
-    def push(self, request_id: str, item: TokenOutput | RequestError) -> None:
-        """Take what the engine said about a request; for the client that made this stream."""
-        if isinstance(item, RequestError) or item.finish_reason is not None:
-            self._open.pop(request_id, None)
-        self._ready.append(item)
-        self._wake.set()
+STEP_TIMEOUT_S = 300.0
+FROZEN_AFTER_S = 8.0
+_WATCH_S = 0.5
+_GRACE_S = 2.0
 
 
 class EngineClient:
-    """Talks to an engine that runs in a thread of this process.
+    """Talks to an engine, wherever it runs.
 
-    All methods belong to one event loop, the one that `start` ran in. The engine is touched by its own
-    thread alone.
+    All methods belong to one event loop, the one that `start` ran in.
 
     Args:
-        engine: built, and idle.
-        stuck_after_s: with requests open, so long a silence counts as stuck; above the longest step.
+        host: starts the engine.
+        step_timeout_s: a step that takes longer counts as stuck.
+        frozen_after_s: an engine that has not said for so long that it lives counts as stuck, whatever it does.
         clock: seconds, monotonic.
+
+    Attributes:
+        on_step: told after each step how many tokens it computed.
     """
 
     def __init__(
         self,
-        engine: StepEngine,
+        host: Host,
         *,
-        stuck_after_s: float = STUCK_AFTER_S,
+        step_timeout_s: float = STEP_TIMEOUT_S,
+        frozen_after_s: float = FROZEN_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.vocab_size = engine.model.vocab_size
-        self.max_model_len = engine.max_model_len
-        self._engine = engine
-        self._stuck_after_s = stuck_after_s
+        self.on_step: Callable[[int], None] = lambda num_tokens: None
+        self._host = host
+        self._step_timeout_s = step_timeout_s
+        self._frozen_after_s = frozen_after_s
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: ClientEnd | None = None
-        self._thread: threading.Thread | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._streams: dict[str, OutputStream] = {}
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
         self._stats = EngineStats()
-        self._heard_at_s = 0.0
+        self._heard_at_s = self._stepped_at_s = clock()
+        self._loading: Loading | None = None
+        self._ready: Ready | None = None
         self._closed: Closed | None = None
+        self._is_draining = self._is_closing = False
+        self._is_settled = asyncio.Event()  # ready, or closed before
+        self._is_over = asyncio.Event()
+
+    # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the engine's thread; outputs arrive on the running event loop."""
-        assert self._thread is None, "a client starts once"
+        """Start the engine; its messages arrive on the running event loop."""
+        assert self._end is None, "a client starts once"
         self._loop = asyncio.get_running_loop()
-        self._end, engine_end = in_process(self._deliver)
-        self._thread = threading.Thread(
-            target=loop.run,
-            args=(self._engine, engine_end),
-            kwargs={"log": Logger("engine"), "clock": self._clock},
-            name="engine",
-            daemon=True,
-        )
-        self._thread.start()
+        self._heard_at_s = self._clock()
+        self._end = self._host.start(self._deliver)
+        self._watcher = asyncio.create_task(self._watch())
 
-    async def close(self) -> None:
-        """Stop the engine after its current step; open requests end with an error."""
-        if self._end is not None and self._thread is not None:
-            self._end.stop()
-            await asyncio.to_thread(self._thread.join)
+    async def ready(self) -> None:
+        """Wait until the engine takes requests.
+
+        Raises:
+            MinnowError: it could not be made; of the class that says it best.
+        """
+        await self._is_settled.wait()
+        if self._ready is None:
+            assert self._closed is not None
+            raise self._closed.to_error()
+
+    async def ended(self) -> str | None:
+        """Wait for the engine's end; what went wrong, or None when it was told to end."""
+        await self._is_over.wait()
+        return self._closed.error if self._closed is not None else None
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the engine has ever taken requests."""
+        return self._ready is not None
+
+    def drain(self) -> None:
+        """Take no more requests; what is open goes on."""
+        self._is_draining = True
+
+    async def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """End open requests with an error, and the engine after its current step.
+
+        Args:
+            grace_s: a step that lasts longer is cut; one that is still loading gets no grace.
+        """
+        if self._end is None:
+            return
+        self._is_draining = self._is_closing = True
+        self._end_streams("the server was stopped")
+        self._end.stop()
+        await asyncio.to_thread(self._host.join, grace_s if self.was_ready else 0.0)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), _GRACE_S)
+        self._end_all(Closed())
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    # -- requests -------------------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request]) -> OutputStream:
         """Hand requests to the engine and stream their outputs, all in one stream.
 
         Raises:
-            RequestError: the engine does not run. A refusal by the engine comes out of the stream.
+            RequestError: the engine takes none now. A refusal of these comes out of the stream.
         """
-        reason = self.refusal
-        if reason is not None or self._end is None:
-            raise RequestError(f"the engine does not run: {reason}", code="engine_unavailable", status=503)
-        stream = OutputStream(self, [request.request_id for request in requests])
+        self._check()
+        stream = OutputStream([request.request_id for request in requests], self._forget)
         if not self._streams:
-            self._heard_at_s = self._clock()  # an idle engine is silent; the silence that counts starts now
+            self._stepped_at_s = self._clock()  # an idle engine makes no steps; the wait for one starts now
         for request in requests:
             assert request.request_id not in self._streams, "request ids are unique"
             self._streams[request.request_id] = stream
-            self._end.send(request)
+            self._send(request)
         return stream
 
-    def abort(self, request_id: str, *, is_forgotten: bool = False) -> None:
+    def abort(self, request_id: str) -> None:
         """Stop a request between two steps; its stream ends with finish_reason "abort".
 
         Args:
             request_id: unknown and ended ones are ignored.
-            is_forgotten: its stream wants to hear no more of it.
         """
-        if request_id not in self._streams or self._end is None:
-            return
-        if is_forgotten:
-            del self._streams[request_id]
-        self._end.send(Abort(request_id=request_id))
+        if request_id in self._streams:
+            self._send(Abort(request_id=request_id))
 
     async def control(self, name: str, arguments: Mapping[str, str] | None = None) -> None:
         """Apply a named operation between two steps and wait for it.
 
         Raises:
-            MinnowError: it is unknown, it failed, or the engine ended first.
+            MinnowError: it is unknown, it failed, or the engine does not run or ended first.
         """
-        reason = self.refusal
-        if reason is not None or self._end is None:
-            raise MinnowError(f"the engine does not run: {reason}")
+        self._check()
         control_id = next(self._control_ids)
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._replies[control_id] = reply
-        self._end.send(Control(control_id=control_id, name=name, arguments=tuple((arguments or {}).items())))
+        self._send(Control(control_id=control_id, name=name, arguments=tuple((arguments or {}).items())))
         answer = await reply
         if answer.error is not None:
             raise MinnowError(answer.error)
+
+    # -- what is known --------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the network.
+
+        Raises:
+            RequestError: the engine is not ready yet.
+        """
+        return self._known().vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus output, in tokens.
+
+        Raises:
+            RequestError: the engine is not ready yet.
+        """
+        return self._known().max_model_len
 
     def stats(self) -> EngineStats:
         """The newest gauges and counters that the engine sent."""
@@ -196,42 +190,79 @@ class EngineClient:
     @property
     def silent_s(self) -> float:
         """Seconds since the engine last ended a step, or got its first request; 0 while nothing is open."""
-        return self._clock() - self._heard_at_s if self._streams else 0.0
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the engine takes no requests, in words; None while it does."""
-        if self._thread is None:
-            return "it has not started"
-        if self._closed is not None:
-            return self._closed.error or "it has been stopped"
-        return None
+        return self._clock() - self._stepped_at_s if self._streams else 0.0
 
     @property
     def trouble(self) -> str | None:
-        """Why the engine is not healthy, in words: it does not run, or a step takes too long."""
-        if self.refusal is None and self.silent_s > self._stuck_after_s:
+        """Why the engine takes no requests, in words; None while it does."""
+        if self._end is None:
+            return "it has not started"
+        if self._closed is not None:
+            return self._closed.error or "it has been stopped"
+        if self._is_draining:
+            return "the server is shutting down"
+        return self._hang() or self._progress()
+
+    def _progress(self) -> str | None:
+        """How far an engine is that is not ready."""
+        if self._ready is not None:
+            return None
+        if self._loading is None:
+            return "it is starting"
+        return f"it is loading: {self._loading.stage}, {self._loading.share:.0%}"
+
+    def _hang(self) -> str | None:
+        """What does not move any more."""
+        if (unheard_s := self._clock() - self._heard_at_s) > self._frozen_after_s:
+            return f"its process has given no sign of life for {unheard_s:.0f} s"
+        if self.silent_s > self._step_timeout_s:
             return f"a step has run for {self.silent_s:.0f} s"
-        return self.refusal
+        return None
+
+    def _check(self) -> None:
+        if (reason := self.trouble) is not None:
+            raise RequestError(f"the engine takes no requests: {reason}", code="engine_unavailable", status=503)
+
+    def _known(self) -> Ready:
+        if self._ready is None:
+            self._check()
+        assert self._ready is not None, "an engine without trouble is ready"
+        return self._ready
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Request | Abort | Control) -> None:
+        assert self._end is not None
+        self._end.send(message)
 
     def _deliver(self, message: FromEngine) -> None:
-        """On the engine's thread: pass a message to the event loop."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._take, message)
+        """On a thread of the channel: pass a message to the event loop."""
+        self._heard_at_s = self._clock()
+        if isinstance(message, Outputs):
+            self._stepped_at_s = self._heard_at_s
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._take, message)
 
     def _take(self, message: FromEngine) -> None:
         """On the event loop: give a message to whom it concerns."""
-        self._heard_at_s = self._clock()
         match message:
             case Outputs():
                 for output in message.outputs:
                     self._give(output.request_id, output, is_last=output.finish_reason is not None)
+                if message.num_tokens:
+                    self.on_step(message.num_tokens)
             case Refusal():
                 self._give(message.request_id, message.to_error(), is_last=True)
             case ControlReply():
                 self._answer(message)
             case EngineStats():
                 self._stats = message
+            case Loading():
+                self._loading = message
+            case Ready():
+                self._ready = message
+                self._is_settled.set()
             case Closed():
                 self._end_all(message)
 
@@ -240,17 +271,46 @@ class EngineClient:
         if stream is not None:  # else it was aborted while this was on its way
             stream.push(request_id, item)
 
+    def _forget(self, request_id: str) -> None:
+        """Stop a request whose stream wants to hear no more of it."""
+        if self._streams.pop(request_id, None) is not None:
+            self._send(Abort(request_id=request_id))
+
     def _answer(self, reply: ControlReply) -> None:
         waiter = self._replies.pop(reply.control_id)
         if not waiter.done():  # a cancelled one does not wait any more
             waiter.set_result(reply)
 
-    def _end_all(self, closed: Closed) -> None:
-        """End everything that is open, with the reason."""
-        self._closed = closed
-        error = f"the engine failed: {closed.error}" if closed.error else "the engine was stopped"
+    # -- ends -----------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """End what is open when the engine hangs; should it wake up, it finds it all aborted, and serves again."""
+        was_hanging = False
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            reason = self._hang() if self._closed is None else None
+            # Seen twice: after a pause of this very process, the messages of the meantime come first.
+            if reason is not None and was_hanging and self._streams:
+                Logger("server").error("engine hangs", reason=reason, requests=self.num_open)
+                self._end_streams(f"the engine hangs: {reason}")
+            was_hanging = reason is not None
+
+    def _end_streams(self, error: str) -> None:
         for request_id in tuple(self._streams):
             output = TokenOutput(request_id=request_id, finish_reason="error", error=error)
             self._give(request_id, output, is_last=True)
+            self._send(Abort(request_id=request_id))
+
+    def _end_all(self, closed: Closed) -> None:
+        """End everything that is open, with the reason."""
+        if self._closed is not None:
+            return
+        self._closed = Closed() if self._is_closing else closed  # what is forced to end has not failed
+        error = f"the engine failed: {closed.error}" if closed.error else "the server was stopped"
+        if self._closed.error and self.was_ready:
+            Logger("server").error("engine failed", reason=closed.error, requests=self.num_open)
+        self._end_streams(error)
         for control_id in tuple(self._replies):
             self._answer(ControlReply(control_id=control_id, error=error))
+        self._is_settled.set()
+        self._is_over.set()

@@ -56,8 +56,6 @@ class Engine:
         for field, value in (("media", request.media), ("adapter", request.adapter)):
             if value:
                 raise RequestError(f"{field} is set, but this engine serves text without adapters", param=field)
-        if request.sampling.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs is not served yet; leave it out", param="prompt_logprobs")
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> TokenOutput | None:

@@ -13,18 +13,22 @@ _FROM_ROW = -1  # stands for the token that the row drew last, which only the de
 def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) -> StepInputs:
     """Gather the step's tokens; the rows must have been brought up to the plan.
 
-    Only as many columns of the block tables as the longest sequence needs are handed on.
+    Only as many columns of the block tables as the longest sequence needs are handed on. Logits come first of the
+    rows that draw a token, then of the prompt tokens that score the next one, both in the plan's order.
     """
     ids: list[int] = []
-    query_start, logits_rows = [0], []
+    query_start = [0]
+    drawing: list[int] = []
+    scoring: list[int] = []
     for step in plan.rows:
         known = table.rows[step.row].token_ids
         last = step.start + step.num_tokens
         is_decode = step.num_tokens == 1 and last == len(known)
+        scoring += range(len(ids), len(ids) + step.num_prompt_logprobs)
         ids += [_FROM_ROW] if is_decode else known[step.start : last]
         query_start.append(len(ids))
         if step.is_sampling:
-            logits_rows.append(len(ids) - 1)
+            drawing.append(len(ids) - 1)
     device = table.block_table.device
     max_blocks = max(-(-(step.start + step.num_tokens) // block_size) for step in plan.rows)
 
@@ -47,6 +51,6 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
         slots=slots,
         query_start=starts,
         block_table=block_table,
-        logits_rows=send(logits_rows, torch.int64),
+        logits_rows=send(drawing + scoring, torch.int64),
         adapter_slots=send(slots_row) if any(slots_row) else None,
     )

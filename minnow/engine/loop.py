@@ -1,8 +1,10 @@
 """receive -> step -> send: the loop around an engine, behind a channel"""
 
+import contextlib
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from minnow.config.model import ModelConfig
@@ -10,9 +12,10 @@ from minnow.core.errors import RequestError
 from minnow.core.log import Logger
 from minnow.core.request import Request
 from minnow.core.step import Abort, Control, ControlReply, EngineStats, TokenOutput
-from minnow.engine.channel import Closed, EngineEnd, Outputs, Refusal, ToEngine
+from minnow.engine.channel import Alive, Closed, EngineEnd, Outputs, Ready, Refusal, ToEngine
 
 STATS_INTERVAL_S = 0.1
+PULSE_S = 1.0
 
 
 class StepEngine(Protocol):
@@ -67,8 +70,8 @@ def run(
 ) -> None:
     """Serve the channel until its other end asks to stop, or a step fails.
 
-    Messages are read between steps; the outputs of a step are sent before the next one starts. The last
-    message is always `Closed`.
+    Messages are read between steps; the outputs of a step are sent before the next one starts. The first message is
+    `Ready`, the last always `Closed`.
 
     Args:
         engine: stepped on the calling thread, and touched by no other.
@@ -77,12 +80,16 @@ def run(
         clock: seconds; paces the statistics.
     """
     sent_stats, sent_at_s = EngineStats(), clock()
+    num_tokens = 0
     try:
+        end.send(Ready(vocab_size=engine.model.vocab_size, max_model_len=engine.max_model_len))
         while (messages := end.receive(is_blocking=engine.is_idle)) is not None:
             for message in messages:
                 _apply(message, engine, end)
             if not engine.is_idle:
-                end.send(Outputs(outputs=tuple(engine.step())))
+                outputs = tuple(engine.step())
+                num_tokens_before, num_tokens = num_tokens, engine.stats().computed_tokens
+                end.send(Outputs(outputs=outputs, num_tokens=num_tokens - num_tokens_before))
             # A step that leaves the engine idle always reports: nothing would correct the gauges later.
             if engine.is_idle or clock() - sent_at_s >= STATS_INTERVAL_S:
                 stats = engine.stats()
@@ -95,6 +102,25 @@ def run(
         end.send(Closed(error=f"{type(error).__name__}: {error}"))
     else:
         end.send(Closed())
+
+
+@contextlib.contextmanager
+def pulse(end: EngineEnd, interval_s: float = PULSE_S) -> Iterator[None]:
+    """Say `Alive` from a thread of its own meanwhile, also while the engine is made and while a step runs."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # nobody hears it any more
+            while not is_over.wait(interval_s):
+                end.send(Alive())
+
+    thread = threading.Thread(target=beat, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _apply(message: ToEngine, engine: StepEngine, end: EngineEnd) -> None:

@@ -8,7 +8,7 @@ from minnow.arch import size
 from minnow.cache.layout import BlockLayout, layout_of
 from minnow.config.engine import EngineConfig
 from minnow.config.model import ModelConfig
-from minnow.engine import budget
+from minnow.engine import budget, policy
 from minnow.engine.budget import MemoryPlan
 from minnow.parallel.mesh import Mesh
 
@@ -58,7 +58,8 @@ def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     )
     activations = config.scheduler.max_num_batched_tokens * (4 * model.hidden_size + 2 * widest) * 4
     logits = config.scheduler.max_num_seqs * model.vocab_size * 4 * 8  # sampling sorts and sums in f64
-    return activations + logits + _CHUNK_BYTES
+    scored = min(policy.MAX_PROMPT_LOGPROBS, config.scheduler.max_num_batched_tokens) * model.vocab_size * 4 * 2
+    return activations + logits + scored + _CHUNK_BYTES
 
 
 def available_bytes(device: torch.device) -> int:

@@ -9,6 +9,11 @@ from minnow.engine.sequence import Sequence
 
 Policy = Literal["fcfs", "priority"]
 
+# Log-probabilities of a prompt need the logits of all its tokens, and a row of logits is large: 0.8 MB for 200,000
+# words. So a step scores only so many tokens, of all its sequences together: 0.4 GB of logits, and still enough
+# tokens to keep the device busy. A prompt that is scored gets its chunks from this budget and from that of tokens.
+MAX_PROMPT_LOGPROBS = 512
+
 
 def rank(request: Request, order: int, policy: Policy) -> tuple[int, float, int]:
     """The sequence's place among all others, lowest first.

@@ -150,7 +150,7 @@ def _compare(recorded: StepResult, replayed: StepResult) -> Difference | None:
     if rows[0] != rows[1]:
         return Difference(step=recorded.step, row=None, recorded=f"rows {rows[0]}", replayed=f"rows {rows[1]}")
     for then, now in zip(recorded.rows, replayed.rows, strict=True):
-        for name in ("error", "token_ids", "logprobs"):
+        for name in ("error", "token_ids", "logprobs", "prompt_logprobs"):
             values = getattr(then, name), getattr(now, name)
             if values[0] != values[1]:
                 return Difference(

@@ -1,7 +1,9 @@
 """launch(plan) -> Pending; its result() is the StepResult; one rank"""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
+
+from torch import Tensor
 
 from minnow.cache.pool import Pool
 from minnow.core.step import RowResult, StepPlan, StepResult
@@ -50,13 +52,22 @@ class Runner:
             return Done(StepResult(step=plan.step, rows=()))
         step_inputs = inputs.build(plan, self._table, self._kernels, self._block_size)
         output = self._step_function(step_inputs, self._pool.layers)
-        sampling = [(step.row, self._table.rows[step.row]) for step in plan.rows if step.is_sampling]
-        drawn = sampler.sample(self._kernels, output.logits, sampling) if sampling else []
-        for result in drawn:
+        results = self._results(plan, output.logits)
+        for result in results:
             self._table.append(result)
-        return Done(StepResult(step=plan.step, rows=_in_order(plan, drawn)))
+        return Done(StepResult(step=plan.step, rows=results))
 
-
-def _in_order(plan: StepPlan, drawn: Sequence[RowResult]) -> tuple[RowResult, ...]:
-    by_row = {result.row: result for result in drawn}
-    return tuple(by_row.get(step.row, RowResult(row=step.row)) for step in plan.rows)
+    def _results(self, plan: StepPlan, logits: Tensor) -> tuple[RowResult, ...]:
+        """Of each row: the token drawn, and the prompt tokens scored; logits are in the order of `inputs.build`."""
+        drawing = [(step.row, self._table.rows[step.row]) for step in plan.rows if step.is_sampling]
+        scoring = [(step, self._table.rows[step.row]) for step in plan.rows if step.num_prompt_logprobs]
+        drawn = sampler.sample(self._kernels, logits[: len(drawing)], drawing) if drawing else []
+        scored = sampler.score_prompts(logits[len(drawing) :], scoring) if scoring else []
+        by_row = {result.row: result for result in drawn}
+        for result in scored:
+            beside = by_row.get(result.row)
+            if beside is None or result.error is not None:
+                by_row[result.row] = result
+            elif beside.error is None:
+                by_row[result.row] = replace(beside, prompt_logprobs=result.prompt_logprobs)
+        return tuple(by_row.get(step.row, RowResult(row=step.row)) for step in plan.rows)

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from minnow.core.step import RowResult, TokenLogprobs
+from minnow.core.step import RowResult, RowStep, TokenLogprobs
 from minnow.engine.rows import Row
 from minnow.kernels.registry import Kernels
 
 _LEAST = -9999.0  # log-probabilities are clipped here: minus infinity is no JSON
+_ROWS_AT_ONCE = 64  # a softmax holds as much again as the logits that it is of
+_NOT_FINITE = "the model's logits are not finite"
 _MASK = (1 << 64) - 1
 
 
@@ -63,16 +65,47 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     results = []
     for s, (number, row) in enumerate(rows):
         if not is_finite[s]:
-            results.append(RowResult(row=number, error="the model's logits are not finite"))
+            results.append(RowResult(row=number, error=_NOT_FINITE))
             continue
         if not is_open[s]:
             reason = "no token may be drawn: allowed_token_ids, logit_bias and min_tokens leave none"
             results.append(RowResult(row=number, error=reason))
             continue
         wanted = row.sampling.logprobs
-        logprobs = () if wanted is None else (_logprobs(logits[s], ids[s], wanted),)
+        logprobs = () if wanted is None else tuple(_logprobs(logits[s : s + 1], [ids[s]], wanted))
         results.append(RowResult(row=number, token_ids=(ids[s],), logprobs=logprobs))
     return results
+
+
+def score_prompts(logits: Tensor, steps: Sequence[tuple[RowStep, Row]]) -> list[RowResult]:
+    """Log-probabilities of prompt tokens, by the tokens before them.
+
+    Args:
+        logits: f32 [Q V], of the first num_prompt_logprobs tokens of each step, one step after the other.
+        steps: those of a plan that score a prompt, and their rows.
+
+    Returns:
+        One RowResult each; a row with logits that are not finite fails alone.
+    """
+    results, first = [], 0
+    for step, row in steps:
+        last = first + step.num_prompt_logprobs
+        found = _score(logits[first:last], row, step.start + 1)
+        error = _NOT_FINITE if found is None else None
+        results.append(RowResult(row=step.row, prompt_logprobs=tuple(found or ()), error=error))
+        first = last
+    return results
+
+
+def _score(logits: Tensor, row: Row, position: int) -> list[TokenLogprobs] | None:
+    """Of the row's tokens from a position on, by a row of logits each; None where one is not finite."""
+    found: list[TokenLogprobs] = []
+    for part in torch.split(logits, _ROWS_AT_ONCE):
+        if not bool(torch.isfinite(part).all()):
+            return None
+        first = position + len(found)
+        found += _logprobs(part, row.token_ids[first : first + len(part)], row.sampling.prompt_logprobs or 0)
+    return found
 
 
 def _adjust(logits: Tensor, row: Row) -> None:
@@ -102,10 +135,16 @@ def _penalise(logits: Tensor, row: Row) -> None:
         logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
 
 
-def _logprobs(logits: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Of the raw distribution, before masks, penalties and temperature."""
+def _logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Of one token for each row, in the raw distribution, before masks, penalties and temperature."""
     values = logits.log_softmax(-1)
-    own = values[token_id]
-    best = values.topk(min(num_top, len(values)))
-    top = tuple((int(i), max(float(v), _LEAST)) for i, v in zip(best.indices, best.values, strict=True))
-    return TokenLogprobs(logprob=max(float(own), _LEAST), rank=int((values > own).sum()) + 1, top=top)
+    own = values.gather(-1, torch.tensor(token_ids, device=logits.device)[:, None])
+    rank = (values > own).sum(-1) + 1
+    best = values.topk(min(num_top, values.shape[-1]))
+    clipped = own[:, 0].clamp(min=_LEAST).tolist(), best.values.clamp(min=_LEAST).tolist()
+    return [
+        TokenLogprobs(logprob=logprob, rank=place, top=tuple(zip(top_ids, top, strict=True)))
+        for logprob, place, top_ids, top in zip(
+            clipped[0], rank.tolist(), best.indices.tolist(), clipped[1], strict=True
+        )
+    ]

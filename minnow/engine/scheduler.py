@@ -1,8 +1,9 @@
 """plan() and commit() (no torch)"""
 
 import heapq
+import time
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 from minnow.cache.blocks import BlockPool
 from minnow.cache.prefix import PrefixCache
@@ -12,9 +13,7 @@ from minnow.core.request import Request
 from minnow.core.step import (
     EngineStats,
     FinishReason,
-    RowBlocks,
     RowResult,
-    RowStart,
     RowStep,
     StepPlan,
     StepResult,
@@ -22,18 +21,8 @@ from minnow.core.step import (
     TokenOutput,
 )
 from minnow.engine import policy, sequence
+from minnow.engine.planning import Planning
 from minnow.engine.sequence import Sequence, State
-
-
-@dataclass(slots=True, kw_only=True)
-class _Draft:
-    """A plan in the making."""
-
-    budget_tokens: int
-    starts: list[RowStart] = field(default_factory=list)
-    blocks_by_row: dict[int, list[int]] = field(default_factory=dict)
-    step_by_row: dict[int, tuple[Sequence, RowStep]] = field(default_factory=dict)
-    has_preempted: bool = False
 
 
 class Scheduler:
@@ -56,6 +45,7 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
         seed: int,
         enable_prefix_caching: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a scheduler without requests.
 
@@ -66,6 +56,7 @@ class Scheduler:
             eos_token_ids: end a sequence unless it has ignore_eos.
             seed: gives requests without a seed one each.
             enable_prefix_caching: reuse blocks of equal prefixes.
+            clock: seconds; tells how long requests wait.
 
         Raises:
             ConfigError: a step could hold no token or no sequence.
@@ -80,6 +71,7 @@ class Scheduler:
         self._cache_tokens = blocks.num_usable_blocks * blocks.block_size
         self._eos_token_ids = eos_token_ids
         self._seed = seed
+        self._clock = clock
         self._waiting: list[Sequence] = []  # both lists in the order of ranks
         self._running: list[Sequence] = []
         self._by_id: dict[str, Sequence] = {}
@@ -94,6 +86,7 @@ class Scheduler:
         self._prefix_hits_tokens = 0
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._computed_tokens = 0
 
     @property
     def is_idle(self) -> bool:
@@ -116,6 +109,7 @@ class Scheduler:
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._seed,
             chain=None if self._prefix is None else self._prefix.chain(request),
+            added_s=self._clock(),
         )
         self._num_added += 1
         self._by_id[request.request_id] = new
@@ -147,56 +141,46 @@ class Scheduler:
         prompt delays nobody's next token. What is left of the budget goes to waiting ones, unless one was preempted
         in this very step.
         """
-        draft = _Draft(budget_tokens=self._config.max_num_batched_tokens)
+        planning = Planning(budget_tokens=self._config.max_num_batched_tokens)
         for is_decoding in (True, False):
             for candidate in list(self._running):
-                self._continue(candidate, draft, is_decoding=is_decoding)
-        if not draft.has_preempted:
-            self._admit(draft)
-        if not draft.step_by_row:
+                self._continue(candidate, planning, is_decoding=is_decoding)
+        if not planning.has_preempted:
+            self._admit(planning)
+        if not planning.step_by_row:
             return None
         self._step += 1
-        plan = StepPlan(
-            step=self._step,
-            stops=tuple(self._stops),
-            starts=tuple(draft.starts),
-            blocks=tuple(RowBlocks(row=row, block_ids=tuple(ids)) for row, ids in draft.blocks_by_row.items() if ids),
-            rows=tuple(step for _, step in draft.step_by_row.values()),
-        )
+        plan = planning.finish(self._step, tuple(self._stops))
         self._stops.clear()
-        for planned, step in draft.step_by_row.values():
+        for planned, step in planning.step_by_row.values():
             planned.num_computed_tokens += step.num_tokens
             planned.num_in_flight += 1
             planned.num_pending_tokens += step.is_sampling
-        self._in_flight[plan.step] = tuple(planned for planned, _ in draft.step_by_row.values())
+        self._in_flight[plan.step] = tuple(planned for planned, _ in planning.step_by_row.values())
         return plan
 
-    def _continue(self, running: Sequence, draft: _Draft, *, is_decoding: bool) -> None:
+    def _continue(self, running: Sequence, planning: Planning, *, is_decoding: bool) -> None:
         num_remaining = running.num_remaining_tokens
         if running.state is not State.RUNNING or num_remaining < 1 or (num_remaining == 1) != is_decoding:
             return
-        num_tokens = self._num_chunk_tokens(num_remaining, draft)
+        num_tokens = self._num_chunk_tokens(num_remaining, planning.budget_of(running, running.num_computed_tokens))
         if not num_tokens:
             return
         num_blocks = self._blocks.num_blocks_of(running.num_computed_tokens + num_tokens) - len(running.block_ids)
         while num_blocks > self._blocks.num_free_blocks:
             preempted = policy.victim(self._running)
-            self._preempt(preempted, draft)
+            self._preempt(preempted, planning)
             if preempted is running:
                 return
         if num_blocks > 0:
             new_ids = self._blocks.allocate(num_blocks)
             running.block_ids += new_ids
-            draft.blocks_by_row[_row(running)] = new_ids
-        self._schedule(running, num_tokens, draft)
+            planning.blocks_by_row[_row(running)] = new_ids
+        planning.add(_row(running), running, num_tokens)
 
-    def _preempt(self, victim: Sequence, draft: _Draft) -> None:
+    def _preempt(self, victim: Sequence, planning: Planning) -> None:
         """Take everything from a running sequence but its tokens; it is computed anew later."""
-        row = _row(victim)
-        draft.has_preempted = True
-        draft.blocks_by_row.pop(row, None)
-        if row in draft.step_by_row:
-            draft.budget_tokens += draft.step_by_row.pop(row)[1].num_tokens
+        planning.drop(_row(victim))
         _remove(self._running, victim)
         self._release(victim)
         victim.state = State.PREEMPTED
@@ -205,18 +189,21 @@ class Scheduler:
         self._num_preemptions += 1
         insort(self._waiting, victim, key=_rank)
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, planning: Planning) -> None:
         """Start waiting sequences in order, until one does not fit: nobody is overtaken, so nobody starves."""
-        while self._waiting and self._free_rows and draft.budget_tokens:
+        while self._waiting and self._free_rows and planning.budget_tokens:
             # The tokens of a plan in flight must arrive first, as a start carries all tokens.
-            if self._waiting[0].num_in_flight or not self._start(self._waiting[0], draft):
+            if self._waiting[0].num_in_flight or not self._start(self._waiting[0], planning):
                 break
 
-    def _start(self, waiting: Sequence, draft: _Draft) -> bool:
+    def _start(self, waiting: Sequence, planning: Planning) -> bool:
         # The match and the taking of its blocks are one act: nothing is planned on a match that may grow stale.
         cached = self._match(waiting)
         num_cached_tokens = len(cached) * self._blocks.block_size
-        num_tokens = self._num_chunk_tokens(len(waiting.token_ids) - num_cached_tokens, draft)
+        budget_tokens = planning.budget_of(waiting, num_cached_tokens)
+        num_tokens = self._num_chunk_tokens(len(waiting.token_ids) - num_cached_tokens, budget_tokens)
+        if not num_tokens:
+            return False  # others score their prompts in this step; it keeps its turn
         is_whole = policy.needs_whole(waiting, is_reserving=self._config.scheduler_reserve_full_isl)
         num_held_tokens = len(waiting.token_ids) if is_whole else num_cached_tokens + num_tokens
         num_new_blocks = self._blocks.num_blocks_of(num_held_tokens) - len(cached)
@@ -235,35 +222,29 @@ class Scheduler:
         waiting.state = State.RUNNING
         if waiting.num_cached_tokens is None:
             waiting.num_cached_tokens = num_cached_tokens
+            waiting.queued_s = self._clock() - waiting.added_s
             self._prefix_queries_tokens += len(waiting.token_ids)
             self._prefix_hits_tokens += num_cached_tokens
         del self._waiting[0]
         insort(self._running, waiting, key=_rank)
-        draft.starts.append(waiting.row_start())
-        draft.blocks_by_row[waiting.row] = waiting.block_ids
-        self._schedule(waiting, num_tokens, draft)
+        planning.starts.append(waiting.row_start())
+        planning.blocks_by_row[waiting.row] = waiting.block_ids
+        planning.add(waiting.row, waiting, num_tokens)
         return True
 
     def _match(self, waiting: Sequence) -> list[int]:
         # Log-probabilities of the prompt need the logits of every prompt token, so nothing may be skipped.
-        if self._prefix is None or waiting.chain is None or waiting.request.sampling.prompt_logprobs is not None:
+        if self._prefix is None or waiting.chain is None or waiting.wants_prompt_logprobs:
             return []
         return self._prefix.match(waiting.chain, waiting.token_ids)
 
-    def _num_chunk_tokens(self, num_remaining_tokens: int, draft: _Draft) -> int:
+    def _num_chunk_tokens(self, num_remaining_tokens: int, budget_tokens: int) -> int:
         return policy.num_chunk_tokens(
             num_remaining_tokens,
-            draft.budget_tokens,
+            budget_tokens,
             threshold_tokens=self._config.long_prefill_token_threshold,
             is_alone=len(self._by_id) == 1,
         )
-
-    def _schedule(self, planned: Sequence, num_tokens: int, draft: _Draft) -> None:
-        row, start = _row(planned), planned.num_computed_tokens
-        is_last_chunk = start + num_tokens == planned.num_known_tokens
-        step = RowStep(row=row, start=start, num_tokens=num_tokens, is_sampling=is_last_chunk and planned.is_generating)
-        draft.step_by_row[row] = (planned, step)
-        draft.budget_tokens -= num_tokens
 
     # -- commit -------------------------------------------------------------------------------------------------
 
@@ -279,6 +260,7 @@ class Scheduler:
         """
         assert result.step == plan.step, f"plan {plan.step} got the result of step {result.step}"
         outputs = []
+        self._computed_tokens += sum(step.num_tokens for step in plan.rows)
         for planned, step, row in zip(self._in_flight.pop(plan.step), plan.rows, result.rows, strict=True):
             assert row.row == step.row, f"row {step.row} got the result of row {row.row}"
             planned.num_in_flight -= 1
@@ -302,6 +284,9 @@ class Scheduler:
             self._finish(planned)
             return self._output(planned, finish_reason="error", error=row.error)
         assert bool(row.token_ids) == step.is_sampling, f"row {step.row} yielded {len(row.token_ids)} tokens"
+        if step.num_prompt_logprobs:
+            assert len(row.prompt_logprobs) == step.num_prompt_logprobs, f"row {step.row} did not score its prompt"
+            planned.keep(step.start, row.prompt_logprobs)
         num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
         num_taken_tokens, reason = planned.take(row.token_ids)
         self._generation_tokens += num_taken_tokens
@@ -370,6 +355,7 @@ class Scheduler:
             num_errors=self._num_errors,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
+            computed_tokens=self._computed_tokens,
         )
 
     def check(self) -> None:

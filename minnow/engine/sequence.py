@@ -37,6 +37,9 @@ class Sequence:
         num_in_flight: plans that hold it and are not committed.
         num_pending_tokens: tokens that those plans will yield at least.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before.
+        added_s: when it came, by the scheduler's clock.
+        queued_s: until it was first admitted; 0 before.
+        prompt_logprobs: of the prompt's tokens 1, 2, ... as far as they have been scored and not delivered.
     """
 
     request: Request
@@ -56,6 +59,9 @@ class Sequence:
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     has_answered: bool = False
+    added_s: float = 0.0
+    queued_s: float = 0.0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -80,6 +86,21 @@ class Sequence:
         """
         last = self.max_total_tokens - 1 if self.is_generating else self.max_total_tokens
         return min(self.num_known_tokens, last) - self.num_computed_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether its prompt is still to be scored; its first output takes them along."""
+        return self.request.sampling.prompt_logprobs is not None and not self.has_answered
+
+    def num_prompt_logprobs(self, start: int, num_tokens: int) -> int:
+        """Prompt tokens that a chunk [start, start + num_tokens) has to score: each token the one after it."""
+        last = self.num_prompt_tokens - 1
+        return max(min(start + num_tokens, last) - start, 0) if self.wants_prompt_logprobs else 0
+
+    def keep(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
+        """Add the scores of a chunk that began at `start`; a chunk computed anew replaces what it gave before."""
+        assert start <= len(self.prompt_logprobs), f"{self.request.request_id} lost log-probabilities"
+        self.prompt_logprobs[start:] = logprobs
 
     def take(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Append tokens up to the one that ends the sequence; says how many, and why it ends."""
@@ -114,16 +135,20 @@ class Sequence:
         finish_reason: FinishReason | None,
         error: str | None,
     ) -> TokenOutput:
-        """An output of this sequence; the first one tells how much of the prompt was cached."""
-        num_cached_tokens = 0 if self.has_answered else self.num_cached_tokens or 0
-        self.has_answered = True
+        """An output of this sequence; the first one tells of the prompt and the queue, the last of preemptions."""
+        is_first, self.has_answered = not self.has_answered, True
+        is_scored = len(self.prompt_logprobs) == self.num_prompt_tokens - 1
+        scores, self.prompt_logprobs = self.prompt_logprobs, []
         return TokenOutput(
             request_id=self.request.request_id,
             token_ids=token_ids,
             logprobs=logprobs,
+            prompt_logprobs=tuple(scores) if is_scored else (),
             finish_reason=finish_reason,
             stop_token_id=token_ids[-1] if finish_reason == "stop" else None,
-            num_cached_tokens=num_cached_tokens,
+            num_cached_tokens=self.num_cached_tokens or 0 if is_first else 0,
+            queued_s=self.queued_s if is_first else 0.0,
+            num_preemptions=0 if finish_reason is None else self.num_preemptions,
             error=error,
         )
 
@@ -136,6 +161,7 @@ def make(
     eos_token_ids: tuple[int, ...],
     engine_seed: int,
     chain: HashChain | None,
+    added_s: float = 0.0,
 ) -> Sequence:
     """A waiting sequence for a request that policy.check_fits has let in.
 
@@ -145,6 +171,7 @@ def make(
         eos_token_ids: the model's own stop tokens.
         engine_seed: with the order of arrival it gives requests without a seed one each.
         chain: for prefix caching.
+        added_s: the time, by the scheduler's clock.
     """
     sampling = request.sampling
     num_prompt_tokens = len(request.token_ids)
@@ -158,6 +185,7 @@ def make(
         stop_token_ids=tuple(dict.fromkeys(own_stops + sampling.stop_token_ids)),
         seed=_fresh_seed(engine_seed, rank[-1]) if sampling.seed is None else sampling.seed,
         chain=chain,
+        added_s=added_s,
     )
 
 

@@ -1,15 +1,26 @@
 """EngineClient against a scripted engine: streams, aborts, failures, health"""
 
 import asyncio
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 
 from minnow.core.errors import MinnowError, RequestError
 from minnow.core.request import Request, SamplingParams
 from minnow.engine.client import EngineClient
+from minnow.engine.host import EngineThread, Host
+from tests.engine.hosts import EngineBehindSocket
 from tests.server.scripted import ScriptedEngine
+
+new_host: Callable[[ScriptedEngine], Host] = EngineThread
+
+
+@pytest.fixture(params=[EngineThread, EngineBehindSocket], autouse=True)
+def _both_channels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "new_host", request.param)
 
 
 def make(name: str, num_tokens: int = 3) -> Request:
@@ -22,8 +33,9 @@ def count(request: Request) -> list[int]:
 
 def play(engine: ScriptedEngine, scenario: Callable[[EngineClient], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
-        client = EngineClient(engine)
+        client = EngineClient(new_host(engine))
         await client.start()
+        await client.ready()
         try:
             await asyncio.wait_for(scenario(client), timeout=10)
         finally:
@@ -37,6 +49,31 @@ def play(engine: ScriptedEngine, scenario: Callable[[EngineClient], Coroutine[No
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
+
+
+async def all_in(engine: ScriptedEngine, num_requests: int) -> None:
+    """Let a gated engine make steps until it has read so many requests; it waits at its gate then."""
+    while len(engine.added) < num_requests:
+        engine.gate.release()
+        await asyncio.sleep(0.01)
+    while engine.gate.acquire(blocking=False):
+        pass
+
+
+@contextlib.asynccontextmanager
+async def pacing(engine: ScriptedEngine) -> AsyncIterator[None]:
+    """Let a gated engine make steps, slowly enough for messages to arrive in between."""
+
+    async def pace() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            engine.gate.release()
+
+    task = asyncio.create_task(pace())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 def test_outputs_of_a_request_come_in_order_until_it_ends() -> None:
@@ -76,17 +113,17 @@ def test_leaving_a_stream_aborts_within_a_step_and_spares_the_others() -> None:
     engine = ScriptedEngine(count, is_gated=True)
 
     async def scenario(client: EngineClient) -> None:
-        stays = client.submit([make("stays", 5)])
+        stays = client.submit([make("stays", 50)])
         async with client.submit([make("goes", 50), make("goes too", 50)]) as stream:
+            await all_in(engine, 3)
             engine.gate.release()
             await anext(stream)
             steps_before = engine.num_steps
-        for _ in range(10):
-            engine.gate.release()
-        await until(lambda: len(engine.aborted_at) == 2)
-        # The step that ran at that moment ends, and no other begins.
-        assert set(engine.aborted_at.values()) <= {steps_before, steps_before + 1}
-        assert [o.token_ids async for o in stays] == [(i,) for i in range(5)]
+        async with pacing(engine):
+            await until(lambda: len(engine.aborted_at) == 2)
+            # The step that ran at that moment ends, and no other begins once the message is there.
+            assert max(engine.aborted_at.values()) <= steps_before + 3
+            assert [o.token_ids async for o in stays] == [(i,) for i in range(50)]
         assert client.num_open == 0
 
     play(engine, scenario)
@@ -101,8 +138,8 @@ def test_an_abort_from_outside_ends_the_stream_with_abort() -> None:
         await anext(stream)
         client.abort("a")
         client.abort("nobody")
-        engine.gate.release()
-        reasons = [output.finish_reason async for output in stream]
+        async with pacing(engine):
+            reasons = [output.finish_reason async for output in stream]
         assert reasons[-1] == "abort"
 
     play(engine, scenario)
@@ -138,6 +175,7 @@ def test_a_failed_step_ends_every_open_request_and_the_engine() -> None:
 
     async def scenario(client: EngineClient) -> None:
         first, second = client.submit([make("a", 50)]), client.submit([make("b", 50)])
+        await all_in(engine, 2)
         engine.gate.release()
         await anext(first)
         await anext(second)
@@ -151,7 +189,7 @@ def test_a_failed_step_ends_every_open_request_and_the_engine() -> None:
         with pytest.raises(RequestError) as caught:
             client.submit([make("c")])
         assert caught.value.status == 503
-        with pytest.raises(MinnowError, match="does not run"):
+        with pytest.raises(MinnowError, match="takes no requests"):
             await client.control("known")
 
     play(engine, scenario)
@@ -203,9 +241,11 @@ def test_a_step_that_takes_too_long_is_trouble_and_idleness_is_not() -> None:
 
     async def main() -> None:
         nonlocal now_s
-        client = EngineClient(engine, stuck_after_s=60, clock=lambda: now_s)
+        client = EngineClient(new_host(engine), step_timeout_s=60, frozen_after_s=1e9, clock=lambda: now_s)
         assert client.trouble == "it has not started"
         await client.start()
+        assert "starting" in (client.trouble or "")
+        await client.ready()
         now_s += 1000  # idle for long
         assert client.trouble is None
         stream = client.submit([make("a", 1)])
@@ -226,8 +266,9 @@ def test_closing_ends_what_is_open_and_the_thread() -> None:
     engine = ScriptedEngine(count, is_gated=True)
 
     async def main() -> None:
-        client = EngineClient(engine)
+        client = EngineClient(new_host(engine))
         await client.start()
+        await client.ready()
         stream = client.submit([make("a", 50)])
         await until(lambda: len(engine.added) == 1)
         closing = asyncio.create_task(client.close())
@@ -248,3 +289,78 @@ def test_an_idle_engine_costs_no_processor_time() -> None:
         assert time.process_time() - before_s < 0.1
 
     play(ScriptedEngine(count), scenario)
+
+
+# G01
+def test_a_step_without_end_ends_every_request_and_its_end_heals_the_engine() -> None:
+    engine = ScriptedEngine(count, is_gated=True)
+
+    async def main() -> None:
+        client = EngineClient(new_host(engine), step_timeout_s=0.3)
+        await client.start()
+        await client.ready()
+        streams = [client.submit([make("a", 50)]), client.submit([make("b", 50)])]
+        for stream in streams:
+            (output,) = [output async for output in stream]
+            assert output.finish_reason == "error"
+            assert "the engine hangs: a step has run for" in (output.error or "")
+        assert client.num_open == 0
+        async with pacing(engine):
+            await until(lambda: engine.is_idle)
+            assert client.trouble is None
+            assert [o.token_ids async for o in client.submit([make("c", 2)])] == [(0,), (1,)]
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+# G01
+def test_an_engine_that_gives_no_sign_of_life_is_trouble_even_when_idle() -> None:
+    engine = ScriptedEngine(count)
+    now_s = 0.0
+
+    async def main() -> None:
+        nonlocal now_s
+        client = EngineClient(new_host(engine), clock=lambda: now_s)
+        await client.start()
+        await client.ready()
+        now_s += 9
+        assert "no sign of life for 9 s" in (client.trouble or "")
+        with pytest.raises(RequestError, match="no sign of life") as caught:
+            client.submit([make("a")])
+        assert (caught.value.status, caught.value.code) == (503, "engine_unavailable")
+        await until(lambda: client.trouble is None)  # the next sign heals it
+        assert [o.token_ids async for o in client.submit([make("a", 1)])] == [(0,)]
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+# G02
+def test_a_draining_client_finishes_what_is_open_and_takes_nothing_new() -> None:
+    engine = ScriptedEngine(count, is_gated=True)
+
+    async def scenario(client: EngineClient) -> None:
+        stream = client.submit([make("a", 3)])
+        client.drain()
+        assert client.trouble == "the server is shutting down"
+        with pytest.raises(RequestError, match="shutting down") as caught:
+            client.submit([make("b")])
+        assert caught.value.status == 503
+        async with pacing(engine):
+            assert [output.finish_reason async for output in stream][-1] == "length"
+
+    play(engine, scenario)
+
+
+def test_tokens_of_each_step_are_told() -> None:
+    engine = ScriptedEngine(count)
+    seen: list[int] = []
+
+    async def scenario(client: EngineClient) -> None:
+        client.on_step = seen.append
+        async for _ in client.submit([make("a", 4)]):
+            pass
+        assert seen == [1, 1, 1, 1]
+
+    play(engine, scenario)

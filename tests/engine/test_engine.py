@@ -1,5 +1,6 @@
 """what an engine refuses, and that a request costs only itself"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ BAD: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"sampling": SamplingParams(stop_token_ids=(-1,))},
     "allowed_token_ids": {"sampling": SamplingParams(allowed_token_ids=())},
     "logprobs": {"sampling": SamplingParams(logprobs=100)},
-    "prompt_logprobs": {"sampling": SamplingParams(prompt_logprobs=1)},
+    "prompt_logprobs": {"sampling": SamplingParams(prompt_logprobs=21)},
 }  # fmt: skip
 
 
@@ -124,7 +125,8 @@ def test_a_value_that_is_not_finite_ends_its_own_request(directory: Path, tmp_pa
     good, bad = tuple(range(40, 90)), (*range(40, 56), *[7] * 40)
     expected = running.run(running.make(tmp_path, kv_cache_dtype="nvfp4"), [good], GREEDY)[0]
     for i in range(2):
-        engine.add(Request(request_id=f"bad{i}", token_ids=bad, sampling=GREEDY))
+        sampling = replace(GREEDY, prompt_logprobs=1 if i else None)
+        engine.add(Request(request_id=f"bad{i}", token_ids=bad, sampling=sampling))
         engine.add(Request(request_id=f"good{i}", token_ids=good, sampling=GREEDY))
         outputs = running.finish(engine)
         (end,) = outputs[f"bad{i}"]

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from minnow.core.request import SamplingParams
+from minnow.core.step import RowStep
 from minnow.engine.rows import Row
-from minnow.engine.sampler import random_uniform, sample
+from minnow.engine.sampler import random_uniform, sample, score_prompts
 from tests.drive import make_kernels
 
 KERNELS = make_kernels()
@@ -90,3 +91,26 @@ def test_logprobs_are_finite() -> None:
     logits[0, 1] = 1e30
     (result,) = sample(KERNELS, logits, [(0, _row(SamplingParams(**GREEDY, logprobs=4), [0], []))])
     assert all(math.isfinite(value) for _, value in result.logprobs[0].top)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_prompts_are_scored_by_the_tokens_before_them(poison: float) -> None:
+    """More rows than are looked at at once; one sequence that is not finite fails alone."""
+    logits = torch.randn(203, 50, generator=torch.Generator().manual_seed(1))
+    logits[150, 7] = poison
+    row = _row(
+        SamplingParams(prompt_logprobs=3, temperature=0.1, repetition_penalty=2.0), [i % 50 for i in range(120)], []
+    )
+    counts = (1, 100, 99, 3)
+    steps = [(RowStep(row=i, start=5, num_tokens=n, num_prompt_logprobs=n), row) for i, n in enumerate(counts)]
+    results = score_prompts(logits, steps)
+    assert [(len(result.prompt_logprobs), result.error) for result in results] == [
+        (1, None), (100, None), (0, "the model's logits are not finite"), (3, None)
+    ]  # fmt: skip
+    expected = logits.log_softmax(-1)
+    for place, result in ((0, results[0]), (1, results[1]), (200, results[3])):
+        for i, found in enumerate(result.prompt_logprobs):
+            values = expected[place + i]
+            assert found.logprob == pytest.approx(float(values[(6 + i) % 50]))
+            assert found.rank == int((values > values[(6 + i) % 50]).sum()) + 1
+            assert found.top == tuple(zip(*(part.tolist() for part in values.topk(3)[::-1]), strict=True))

@@ -10,6 +10,7 @@ from minnow.core.step import RowResult, StepResult, TokenLogprobs
 from tests.fakes import (
     CONFIG,
     Collector,
+    FakeClock,
     alone,
     expect_alone,
     make_request,
@@ -119,6 +120,22 @@ def test_accepted_drafts_behind_a_stop_token_are_dropped() -> None:
     assert output.logprobs == logprobs[:1]
     scheduler.check()
     assert scheduler.is_idle
+
+
+def test_how_long_it_waited_and_how_often_it_was_preempted() -> None:
+    clock = FakeClock(100.0)
+    scheduler, runner = make_scheduler(replace(CONFIG, max_num_seqs=1), clock=clock)
+    for name in "ab":
+        scheduler.add(make_request(name, 5, 2))
+        clock.advance(1.0)
+    waits: dict[str, list[float]] = {"a": [], "b": []}
+    while not scheduler.is_idle:
+        for output in step(scheduler, runner)[1]:
+            waits[output.request_id].append(output.queued_s)
+            assert output.num_preemptions == 0
+        clock.advance(0.5)
+    assert waits == {"a": [2.0, 0.0], "b": [2.0, 0.0]}
+    assert scheduler.stats().computed_tokens == runner.num_computed_tokens == 5 + 1 + 1 + 1  # b shares a block of 4
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------

@@ -12,8 +12,9 @@ from minnow.config.scheduler import SchedulerConfig
 from minnow.core.errors import RequestError
 from minnow.core.request import Request, SamplingParams
 from minnow.core.step import StepPlan
+from minnow.engine import policy
 from minnow.engine.scheduler import Scheduler
-from tests.fakes import Collector, FakePending, FakeRunner, alone
+from tests.fakes import Collector, FakePending, FakeRunner, alone, alone_scores
 
 BLOCK_SIZE = 4
 EOS = (0, 1, 2)  # of 64 ids, so that about every twentieth token ends
@@ -115,6 +116,7 @@ class Drive:
         assert not (has_preempted and plan.starts), "one was preempted and another admitted in its place"
         assert 0 < sum(row.num_tokens for row in plan.rows) <= config.max_num_batched_tokens
         assert len(plan.rows) <= config.max_num_seqs
+        assert sum(row.num_prompt_logprobs for row in plan.rows) <= policy.MAX_PROMPT_LOGPROBS
         assert all(0 <= row.row < config.max_num_seqs and row.num_tokens > 0 for row in plan.rows)
         assert self.scheduler.stats().num_running <= config.max_num_seqs
 
@@ -142,6 +144,11 @@ class Drive:
         else:
             assert (got, end.finish_reason) == (expected, reason), f"{name} differs from the run alone"
             assert end.stop_token_id == (expected[-1] if reason == "stop" else None)
+        if end is not None:
+            scores = self.collector.scores[name]
+            is_cut = not got and end.finish_reason in ("abort", "error")
+            expected_scores = () if request.sampling.prompt_logprobs is None else alone_scores(request)
+            assert scores == expected_scores or (is_cut and not scores), f"{name} is scored wrong"
         assert self.collector.num_cached_tokens.get(name, 0) < len(request.token_ids)
 
 
