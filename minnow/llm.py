@@ -16,7 +16,9 @@ from minnow.core.errors import RequestError
 from minnow.core.request import Request, SamplingParams
 from minnow.core.step import FinishReason, TokenLogprobs, TokenOutput
 from minnow.engine import build
+from minnow.text import conversation
 from minnow.text.continuation import Continuation
+from minnow.text.conversation import Rendered
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
@@ -52,6 +54,7 @@ class RequestOutput:
     Attributes:
         prompt: None where it was given as token ids.
         num_cached_tokens: prompt tokens whose keys and values another prompt had left.
+        prompt_logprobs: one a token of the prompt, None first, where they were asked for; (None,) after an error.
     """
 
     request_id: str
@@ -59,6 +62,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +100,13 @@ class _Running:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._num_cached_tokens = 0
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def take(self, output: TokenOutput) -> bool:
         """Take what a step yielded; whether the continuation ends with it."""
         gain = self._continuation.take(output)
         self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
         self._text += gain.text
         self._token_ids += output.token_ids[: len(gain.offsets)]
         self._logprobs += output.logprobs[: len(gain.offsets)]
@@ -126,6 +132,7 @@ class _Running:
             prompt_token_ids=self._request.token_ids,
             outputs=(completion,),
             num_cached_tokens=self._num_cached_tokens,
+            prompt_logprobs=None if self._request.sampling.prompt_logprobs is None else (None, *self._prompt_logprobs),
         )
 
 
@@ -206,14 +213,13 @@ class LLM:
         Raises:
             RequestError: as `generate`, or the template refuses the messages.
         """
-        text = self.render(messages, template_variables)
-        ids = self.tokenizer.encode(text)
+        ids = self.render(messages, template_variables).token_ids
         return self.generate([ids], sampling_params, stop=stop)[0]
 
-    def render(self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None) -> str:
-        """A conversation as the text that the model continues."""
+    def render(self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None) -> Rendered:
+        """A conversation as the model continues it; control tokens that a user's or tool's message spells are text."""
         template = ChatTemplate.load(self._directory, self._override)
-        return template.render(list(messages), add_generation_prompt=True, variables=dict(template_variables or {}))
+        return conversation.render(messages, template, self.tokenizer, variables=template_variables)
 
     def stream(
         self,

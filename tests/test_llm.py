@@ -206,6 +206,14 @@ def test_chat_renders_the_template(monkeypatch: pytest.MonkeyPatch, tokens: Path
     assert rendered == "<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_control_tokens_that_a_user_types_are_text(monkeypatch: pytest.MonkeyPatch, tokens: Path) -> None:
+    llm = _scripted(monkeypatch, tokens, b"Paris")
+    output = llm.chat([{"role": "user", "content": "<|im_end|>"}])
+    assert list(output.prompt_token_ids).count(EOS_TOKEN_ID) == 1
+    rendered = llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+    assert rendered == "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_wrong_model_or_setting_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no-such-model does not exist"):
         LLM("no-such-model")
@@ -227,3 +235,25 @@ def test_a_real_engine_gives_the_same_text_alone_and_together(tmp_path: Path) ->
     with pytest.raises(RequestError, match="128"):
         llm.generate("x" * 200, greedy)
     assert llm.engine.is_idle
+
+
+def test_log_probabilities_of_prompts(tmp_path: Path) -> None:
+    """Those of a prompt are those that its tokens had when they were drawn."""
+    write_tiny(tmp_path, vocab_size=261, dtype="float32")
+    write_tiny_tokenizer(tmp_path)
+    llm = LLM(str(tmp_path), kv_cache_memory_bytes="4MiB", max_model_len=128, num_threads=1, kv_cache_dtype="float32")
+    drawing = SamplingParams(temperature=0.7, seed=1, max_tokens=20, ignore_eos=True, logprobs=2)
+    (drawn,) = llm.generate("Once upon", drawing)
+    assert drawn.prompt_logprobs is None
+    ids = [*drawn.prompt_token_ids, *drawn.outputs[0].token_ids]
+    scored, single = llm.generate([ids, ids[:1]], SamplingParams(max_tokens=0, prompt_logprobs=2))
+    assert (scored.outputs[0].token_ids, scored.outputs[0].finish_reason) == ((), "length")
+    assert single.prompt_logprobs == (None,)
+    assert scored.prompt_logprobs is not None and scored.prompt_logprobs[0] is None
+    assert len(scored.prompt_logprobs) == len(ids)
+    expected = drawn.outputs[0].logprobs
+    assert expected is not None and len(expected) == 20
+    for found, then in zip(scored.prompt_logprobs[-20:], expected, strict=True):
+        assert found is not None and found.rank == then.rank
+        assert found.logprob == pytest.approx(then.logprob, abs=1e-4)
+        assert dict(found.top) == pytest.approx(dict(then.top), abs=1e-4)

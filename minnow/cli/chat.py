@@ -80,7 +80,7 @@ class Chat:
             MinnowError: the step failed.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self._llm.tokenizer.encode(self._llm.render(messages))
+        ids = self._llm.render(messages).token_ids
         answer = ""
         pieces = self._llm.stream([ids], self._sampling, stop=self._stop)
         try:

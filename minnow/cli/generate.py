@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
         return _print_one(pieces) if len(prompts) == 1 else _print_several(pieces, len(prompts))
 
 
-def _encode(llm: "LLM", prompt: str, *, is_chat: bool) -> list[int]:
+def _encode(llm: "LLM", prompt: str, *, is_chat: bool) -> Sequence[int]:
     if not is_chat:
         return llm.tokenizer.encode(prompt, add_special_tokens=True)
-    return llm.tokenizer.encode(llm.render([{"role": "user", "content": prompt}]))
+    return llm.render([{"role": "user", "content": prompt}]).token_ids
 
 
 def _print_one(pieces: "Iterator[Piece]") -> int:

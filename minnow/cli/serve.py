@@ -8,7 +8,7 @@ from types import FrameType
 import minnow
 from minnow.config import flags, generation, load
 from minnow.config import model as model_config
-from minnow.config.engine import EngineConfig
+from minnow.config.engine import EngineConfig, check
 from minnow.core.errors import ConfigError
 
 HELP = "serve a model over HTTP, as the OpenAI API"
@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(config: EngineConfig) -> None:
-    # Only now: the command line starts without the HTTP server.
+    # Only now: the command line starts without the HTTP server. None of these load torch; the engine's process does.
     from minnow.checkpoint import demo
     from minnow.engine.client import EngineClient
+    from minnow.engine.host import EngineProcess
     from minnow.server import app, listen
     from minnow.text.template import ChatTemplate
     from minnow.text.tokenizer import Tokenizer
@@ -53,9 +54,10 @@ def _serve(config: EngineConfig) -> None:
         tokenizer = Tokenizer.load(directory)
         chat_template = ChatTemplate.load(directory, Path(template) if template else None)
         defaults = generation.read(directory, config.generation_config)
-        from minnow.engine import build  # only now: it loads torch
-
-        client = EngineClient(build.build(config, directory))
+        model = model_config.read(directory)
+        settled = load.resolve_auto(config, model)
+        check(settled, model)
+        client = EngineClient(EngineProcess(config, directory), step_timeout_s=config.server.engine_step_timeout)
         door = app.build(
             client,
             tokenizer=tokenizer,
@@ -64,16 +66,25 @@ def _serve(config: EngineConfig) -> None:
             config=config.server,
             sampling_defaults=defaults,
         )
-        line = describe(config, directory, listen.address_of(listening), client.max_model_len)
-        listen.serve(door, listening, when_ready=lambda: print(line, flush=True), at_deadline=client.close)
+
+        def say() -> None:
+            print(describe(settled, listen.address_of(listening), client.max_model_len), flush=True)
+
+        listen.serve(door, listening, client, when_ready=say, drain_s=config.server.shutdown_timeout)
     finally:
         listening.close()
 
 
-def describe(config: EngineConfig, directory: Path, address: str, max_model_len: int) -> str:
-    """What is served, and where, in one line."""
-    cache = load.resolve_auto(config, model_config.read(directory)).cache.kv_cache_dtype
+def describe(config: EngineConfig, address: str, max_model_len: int) -> str:
+    """What is served, and where, in one line.
+
+    Args:
+        config: nothing in it is "auto" any more.
+        address: of the page; the API is under it.
+        max_model_len: in tokens.
+    """
     name = config.server.served_model_name or config.model
+    cache = config.cache.kv_cache_dtype
     return f"minnow {minnow.__version__} serves {name} on {address} (context {max_model_len:,} tokens, cache {cache})"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from tokenizers.decoders import DecodeStream
 
 from minnow.core.errors import CheckpointError, RequestError
 from minnow.text import byte_level
+from minnow.text.control import ControlTokens
 
 # a SentencePiece vocabulary's stand-in for a blank
 _BLANK = "\u2581"
@@ -26,17 +26,18 @@ class Tokenizer:
 
     Attributes:
         vocab_size: one more than the highest id.
-        special_ids: ids of control tokens, which `decode` leaves out.
+        special_ids: ids of the special tokens, which `decode` leaves out.
+        control: the control tokens, special or not.
     """
 
     def __init__(self, source: str) -> None:
-        self._source = source
         self._tokenizer = tokenizers.Tokenizer.from_str(source)
         self._added = {i: token for i, token in self._tokenizer.get_added_tokens_decoder().items()}
         decoder = self._tokenizer.decoder
         self._is_byte_level = decoder is not None and _names_type(json.loads(decoder.__getstate__()), "ByteLevel")
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self.control = ControlTokens(self._tokenizer)
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -53,13 +54,6 @@ class Tokenizer:
         except Exception as error:  # the tokenizers package raises plain Exception
             raise CheckpointError(f"{path} is no tokenizer: {error}") from None
 
-    @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        """A twin that reads the text of control tokens as ordinary text; made when it is first needed."""
-        twin = tokenizers.Tokenizer.from_str(self._source)
-        twin.encode_special_tokens = True
-        return twin
-
     def encode(self, text: str, *, add_special_tokens: bool = False, parse_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
@@ -68,14 +62,18 @@ class Tokenizer:
             add_special_tokens: put the tokens around it that the model wants at the start of plain text; a rendered
                 chat template has them already.
             parse_special_tokens: read the text of a control token as that token; False keeps a person's words from
-                acting as one.
+                acting as one, and takes only what `control.seal` wrote.
+
+        Raises:
+            RequestError: half of a surrogate pair, which is no text.
         """
-        tokenizer = self._tokenizer if parse_special_tokens else self._plain
+        tokenizer = self._tokenizer if parse_special_tokens else self.control.twin
         try:
             # the batch form gives other threads their turn while a long text is encoded; the plain one does not
-            return list(tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            ids = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError):
             raise RequestError("the text holds half of a surrogate pair, which is no character") from None
+        return list(ids) if parse_special_tokens else self.control.restore(ids)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD.
@@ -108,6 +106,15 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         """The id of a token as the vocabulary writes it, or None."""
         return self._tokenizer.token_to_id(token)
+
+    def token_of(self, token_id: int) -> str:
+        """The token as the vocabulary writes it; byte-level ones have an alphabet of their own.
+
+        Raises:
+            RequestError: an id outside the vocabulary.
+        """
+        self._check(token_id)
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def stream_step(self, stream: DecodeStream, token_id: int) -> str | None:
         """Feed one id to a decode stream; the text that became whole, if any."""

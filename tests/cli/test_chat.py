@@ -9,11 +9,7 @@ import pytest
 from minnow.cli.chat import Chat, talk
 from minnow.core.errors import RequestError
 from minnow.core.request import SamplingParams
-
-
-class _Tokenizer:
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+from minnow.text.conversation import Rendered
 
 
 class _Piece:
@@ -25,15 +21,16 @@ class _Piece:
 class _Echo:
     """Answers with its prompt in capitals, a letter at a time; refuses "bad", is interrupted at "!"."""
 
-    tokenizer = _Tokenizer()
-
     def __init__(self) -> None:
         self.is_closed = False
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        return "|".join(f"{message['role'][0]}:{message['content']}" for message in messages)
+    def render(self, messages: Sequence[dict[str, str]]) -> Rendered:
+        text = "|".join(f"{message['role'][0]}:{message['content']}" for message in messages)
+        return Rendered(text=text, token_ids=tuple(text.encode()))
 
-    def stream(self, prompts: list[list[int]], sampling: object, *, stop: list[str]) -> Generator[_Piece, None, None]:
+    def stream(
+        self, prompts: list[tuple[int, ...]], sampling: object, *, stop: list[str]
+    ) -> Generator[_Piece, None, None]:
         text = bytes(prompts[0]).decode()
         if text.endswith("bad"):
             raise RequestError("the prompt is bad", param="prompt")
