@@ -21,7 +21,7 @@ serve: .venv/installed-base
 
 test: .venv/installed-all
 	$(BIN)/minnow pull $(DEMO)
-	$(BIN)/python -m pytest -m "not gpu and not slow"
+	$(BIN)/python -m pytest -m "not gpu and not slow$$($(BIN)/python -m tools.browser)"
 
 quick: .venv/installed-all
 	$(BIN)/python -m pytest -m "not gpu and not slow and not system and not ranks"

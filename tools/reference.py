@@ -9,6 +9,7 @@ from minnow.cli import main as cli
 from minnow.config import flags, vllm
 from minnow.core import env, folder
 from minnow.kernels import registry
+from minnow.server import metrics
 from tools import house
 
 ROOT = house.ROOT
@@ -114,6 +115,33 @@ def vllm_table() -> str:
     return "\n".join(parts)
 
 
+def numbers() -> str:
+    """Every metric of the server."""
+    about = (
+        "What `GET /metrics` tells Prometheus, in its text format. All of them exist from the start, with the value 0. "
+        "Each has the labels `model_name` and `engine`, and where the table names one, a label more. A name with "
+        "`vllm:` means what it means in vLLM, so dashboards for vLLM work; `minnow:` ones are our own. A request is "
+        "one answer to one prompt: a call with n answers makes n requests of each of its prompts. An echo without new "
+        "tokens or log-probabilities needs no engine and is no request.\n"
+    )
+    parts = ["# Metrics\n", _MADE, about]
+    for kind in ("gauge", "counter", "histogram"):
+        rows = [
+            (f"`{m.exported_name}`", m.meaning, f"`{m.label}`: {', '.join(m.values)}" if m.label else "")
+            for m in metrics.TABLE
+            if m.kind == kind
+        ]
+        parts += [f"## {kind.capitalize()}s\n", table(("name", "meaning", "label"), rows)]
+    names_by_bounds: dict[str, list[str]] = {}
+    for m in metrics.TABLE:
+        if m.buckets:
+            bounds = " ".join(f"{bound:,}" for bound in m.buckets)
+            where = bounds + (", without those above the context length" if m.is_within_context else "")
+            names_by_bounds.setdefault(where, []).append(f"`{m.name}`")
+    buckets = [(", ".join(names), bounds) for bounds, names in names_by_bounds.items()]
+    return "\n".join([*parts, "## Buckets\n", table(("histograms", "upper bounds"), buckets)])
+
+
 def operations() -> str:
     """Every operation: contract, tolerances, backends."""
     about = (
@@ -145,6 +173,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "vllm.md": vllm_table(),
         "operations.md": operations(),
+        "metrics.md": numbers(),
     }
 
 

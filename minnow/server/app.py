@@ -18,7 +18,9 @@ from minnow.core.errors import RequestError
 from minnow.engine.client import EngineClient
 from minnow.server.door import Door
 from minnow.server.limits import KeyGuard
+from minnow.server.metrics import Metrics
 from minnow.server.stream import ClientGone, error_response
+from minnow.server.watch import CountErrors
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
@@ -50,15 +52,19 @@ def build(
         ConfigError: a limit that is no number of bytes.
     """
     config = config or ServerConfig()
+    name = config.served_model_name or model_name
+    metrics = Metrics(client, name)
+    client.on_step = metrics.observe_step
     door = Door(
         client=client,
         tokenizer=tokenizer,
         template=template,
         config=config,
-        model_name=config.served_model_name or model_name,
+        model_name=name,
         sampling_defaults=dict(sampling_defaults or {}),
         created=int(time.time()),
         max_body_bytes=units.parse_bytes(config.max_body_bytes),
+        metrics=metrics,
     )
 
     @asynccontextmanager
@@ -70,9 +76,10 @@ def build(
             await client.close()
 
     found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
+    guards = [Middleware(KeyGuard, config.api_key)] if config.api_key else []
     return Starlette(
         routes=[*found, *routes],
-        middleware=[Middleware(KeyGuard, config.api_key)] if config.api_key else [],
+        middleware=[Middleware(CountErrors, metrics), *guards],
         exception_handlers={
             RequestError: _refused,
             ClientGone: _gone,

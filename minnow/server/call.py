@@ -31,7 +31,9 @@ class Call:
         arrival_s: Unix time.
         sampling: one for each prompt; they differ in max_tokens where that fills the context.
         num_choices: answers to each prompt.
-        has_echo: the text of each choice begins with its prompt.
+        has_echo: the text of each choice begins with its prompt, and its log-probabilities with the prompt's.
+        prompt_logprobs: how many likeliest tokens to list at each place of the prompt, beside the answer; None lists
+            nothing.
     """
 
     call_id: str
@@ -43,6 +45,7 @@ class Call:
     includes_stop: bool
     skips_special: bool
     has_echo: bool
+    prompt_logprobs: int | None
     priority: int
     cache_salt: str | None
     streams: bool
@@ -66,6 +69,8 @@ def make_call(
         raise RequestError("cache_salt is empty; leave it out or name one", param="cache_salt")
     if wire.stream_options is not None and not wire.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
+    if wire.prompt_logprobs is not None and wire.stream:
+        raise RequestError("prompt_logprobs comes with a whole answer only; leave stream out", param="prompt_logprobs")
     stops = (wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop or ())
     StopMatcher(stops)  # refuses stops that cannot be
     given = {field: getattr(wire, field) for field in _PLAIN if getattr(wire, field) is not None}
@@ -74,7 +79,8 @@ def make_call(
         logit_bias=_logit_bias(wire.logit_bias or {}),
         allowed_token_ids=None if wire.allowed_token_ids is None else tuple(wire.allowed_token_ids),
         stop_token_ids=tuple(wire.stop_token_ids or ()),
-        logprobs=_num_logprobs(wire, door.config.max_logprobs, has_echo=has_echo),
+        logprobs=(num_top := _num_logprobs(wire, door.config.max_logprobs)),
+        prompt_logprobs=_most(wire.prompt_logprobs, num_top if has_echo else None),
         max_tokens=max_tokens,
     )
     sampling.check(door.client.vocab_size, door.config.max_logprobs)
@@ -90,6 +96,7 @@ def make_call(
         includes_stop=bool(wire.include_stop_str_in_output),
         skips_special=wire.skip_special_tokens is not False,
         has_echo=has_echo,
+        prompt_logprobs=wire.prompt_logprobs,
         priority=wire.priority or 0,
         cache_salt=wire.cache_salt,
         streams=bool(wire.stream),
@@ -97,14 +104,14 @@ def make_call(
     )
 
 
-def check_model(wire: ChatRequest | CompletionRequest, door: Door) -> None:
+def check_model(name: str | None, door: Door) -> None:
     """Refuse a model that is not served; none named means the one that is.
 
     Raises:
         RequestError: with status 404.
     """
-    if wire.model is not None and wire.model != door.model_name:
-        raise unknown_model(wire.model, door.model_name)
+    if name is not None and name != door.model_name:
+        raise unknown_model(name, door.model_name)
 
 
 def unknown_model(name: str, served: str) -> RequestError:
@@ -125,13 +132,9 @@ def _max_tokens(wire: ChatRequest | CompletionRequest, *, has_echo: bool) -> int
     return value
 
 
-def _num_logprobs(wire: ChatRequest | CompletionRequest, max_logprobs: int, *, has_echo: bool) -> int | None:
+def _num_logprobs(wire: ChatRequest | CompletionRequest, max_logprobs: int) -> int | None:
     """How many likeliest tokens to report; None reports nothing."""
     if isinstance(wire, CompletionRequest):
-        if wire.logprobs is not None and has_echo:
-            raise RequestError(
-                "logprobs with echo is not supported; leave one out", param="logprobs", code="unsupported"
-            )
         return wire.logprobs
     num_top = wire.top_logprobs or 0
     if not 0 <= num_top <= max_logprobs:
@@ -139,6 +142,11 @@ def _num_logprobs(wire: ChatRequest | CompletionRequest, max_logprobs: int, *, h
     if num_top and not wire.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return num_top if wire.logprobs else None
+
+
+def _most(*counts: int | None) -> int | None:
+    """The largest, of those that are given."""
+    return max((count for count in counts if count is not None), default=None)
 
 
 def _logit_bias(bias_by_id: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from minnow.config.server import ServerConfig
 from minnow.engine.client import EngineClient
+from minnow.server.metrics import Metrics
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
@@ -19,6 +20,7 @@ class Door:
         sampling_defaults: what a request leaves out, by the names of SamplingParams.
         created: Unix time of the start, in seconds.
         max_body_bytes: largest request body.
+        metrics: told what happens.
     """
 
     client: EngineClient
@@ -29,3 +31,4 @@ class Door:
     sampling_defaults: Mapping[str, Any]
     created: int
     max_body_bytes: int
+    metrics: Metrics

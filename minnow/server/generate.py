@@ -5,26 +5,16 @@ from dataclasses import dataclass, replace
 
 from minnow.core.errors import RequestError
 from minnow.core.request import Request
-from minnow.core.step import TokenLogprobs, TokenOutput
+from minnow.core.step import TokenOutput
 from minnow.engine.client import EngineClient
 from minnow.server.call import Call
-from minnow.server.prompt import Prompt
+from minnow.server.echo import Echo
+from minnow.server.logprob import Token
+from minnow.server.metrics import Metrics
 from minnow.server.schema.completions import PromptTokensDetails, Usage
+from minnow.server.watch import CallWatch
 from minnow.text.continuation import Continuation
 from minnow.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """A drawn token, as far as log-probabilities need it.
-
-    Attributes:
-        offset: characters of the choice's text before it.
-    """
-
-    token_id: int
-    offset: int
-    logprobs: TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +23,7 @@ class Delta:
 
     Attributes:
         tokens: those drawn; empty unless log-probabilities were asked for.
+        prompt: the prompt's tokens, where log-probabilities of them were asked for; in the choice's first delta.
         finish_reason: set in the last one.
         stop_reason: the stop string or the client's stop token that ended it; None for the model's own end.
     """
@@ -40,6 +31,7 @@ class Delta:
     index: int
     text: str = ""
     tokens: tuple[Token, ...] = ()
+    prompt: tuple[Token, ...] = ()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -48,16 +40,16 @@ class _Choice:
     """One answer in the making.
 
     Args:
-        echo: the text of the prompt where it is to come first, else empty.
+        echo: what it gives back of its prompt.
     """
 
-    def __init__(self, index: int, echo: str, continuation: Continuation) -> None:
+    def __init__(self, index: int, echo: Echo, continuation: Continuation) -> None:
         self.index = index
         self.is_done = False
         self.num_cached_tokens = 0
         self._continuation = continuation
-        self._num_echo_chars = len(echo)
-        self._echo = echo  # before its first delta
+        self._echo = echo
+        self._has_begun = False
 
     @property
     def num_tokens(self) -> int:
@@ -74,16 +66,17 @@ class _Choice:
             raise RequestError(output.error or "the engine failed", code="engine_error", status=500)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         gain = self._continuation.take(output)
-        echo, self._echo = self._echo, ""
+        is_first, self._has_begun = not self._has_begun, True
         tokens = tuple(
-            Token(token_id=output.token_ids[i], offset=self._num_echo_chars + offset, logprobs=output.logprobs[i])
+            Token(token_id=output.token_ids[i], offset=len(self._echo.text) + offset, logprobs=output.logprobs[i])
             for i, offset in enumerate(gain.offsets if output.logprobs else ())
         )
         self.is_done = gain.finish_reason is not None
         return Delta(
             index=self.index,
-            text=echo + gain.text,
+            text=self._echo.text + gain.text if is_first else gain.text,
             tokens=tokens,
+            prompt=self._echo.take(output.prompt_logprobs) if is_first else (),
             finish_reason=gain.finish_reason,
             stop_reason=gain.stop_reason,
         )
@@ -96,15 +89,17 @@ class Generation:
         call: what is asked for.
         client: asks the engine.
         tokenizer: the model's.
+        metrics: told what happens.
     """
 
-    def __init__(self, call: Call, client: EngineClient, tokenizer: Tokenizer) -> None:
+    def __init__(self, call: Call, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics) -> None:
         self._call = call
         self._client = client
-        self._tokenizer = tokenizer
+        self._metrics = metrics
         self._choices: list[_Choice] = []
         for prompt, sampling in zip(call.prompts, call.sampling, strict=True):
-            echo = _text_of(prompt, tokenizer) if call.has_echo else ""
+            is_scored = sampling.prompt_logprobs is not None
+            echo = Echo(prompt, tokenizer, has_text=call.has_echo, has_logprobs=is_scored)
             for _ in range(call.num_choices):
                 continuation = Continuation(
                     tokenizer,
@@ -137,20 +132,24 @@ class Generation:
         Raises:
             RequestError: the engine refuses the call (before any delta), or fails.
         """
-        if all(sampling.max_tokens == 0 for sampling in self._call.sampling):
+        if all(sampling.max_tokens == 0 and sampling.prompt_logprobs is None for sampling in self._call.sampling):
             for choice in self._choices:
                 yield choice.take(TokenOutput(request_id="", finish_reason="length"))
             return
         requests = self._requests()
         choice_by_id = {request.request_id: choice for request, choice in zip(requests, self._choices, strict=True)}
         async with self._client.submit(requests) as stream:
-            async for output in stream:
-                choice = choice_by_id[output.request_id]
-                delta = choice.take(output)
-                if choice.is_done and output.finish_reason is None:
-                    stream.abort(output.request_id)  # a stop string ended it; the engine cannot know
-                if delta.text or delta.tokens or delta.finish_reason:
-                    yield delta
+            with CallWatch(self._metrics, requests, self._call.num_choices, self._call.arrival_s) as watches:
+                async for output in stream:
+                    choice, watch = choice_by_id[output.request_id], watches.of(output.request_id)
+                    if output.finish_reason == "error":
+                        watch.fail()
+                    delta = choice.take(output)
+                    watch.take(output, choice.num_tokens, delta.finish_reason)
+                    if choice.is_done and output.finish_reason is None:
+                        stream.abort(output.request_id)  # a stop string ended it; the engine cannot know
+                    if delta.text or delta.tokens or delta.prompt or delta.finish_reason:
+                        yield delta
 
     def _requests(self) -> Sequence[Request]:
         """One a choice. Those of one prompt draw differently, but the same again for the same seed."""
@@ -172,10 +171,3 @@ class Generation:
 def _nth_seed(seed: int | None, k: int) -> int | None:
     """The seed of the k-th choice, within 64 bits."""
     return None if seed is None else (seed + k + 2**63) % 2**64 - 2**63
-
-
-def _text_of(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    if prompt.text is not None:
-        return prompt.text
-    known = [i for i in prompt.token_ids if i < tokenizer.vocab_size]  # a model may have more rows than words
-    return tokenizer.decode(known, skip_special_tokens=False)

@@ -13,16 +13,18 @@ from minnow.server.stream import error_response
 
 T = TypeVar("T")
 
-OPEN_PATH = "/health"
+# Files of the page, which hold nothing of the model's or of anybody's; the page asks for the key itself.
+PAGE_PATHS = ("/", "/app.js", "/server.js", "/style.css", "/icon.svg")
+_OPEN_PATHS = {path.encode() for path in ("/health", *PAGE_PATHS)}
 
 # The text of such a body takes about a millisecond to encode.
 _MAX_INLINE_BYTES = 10_000
 
 
 class KeyGuard:
-    """Lets a request in only with the key; all paths are guarded but the health check.
+    """Lets a request in only with the key; all paths are guarded but the health check and the page's files.
 
-    The path is compared as a whole, so no other spelling of a path opens anything.
+    The path is compared as a whole and as it was sent, so no other spelling of a path opens anything.
 
     Args:
         app: what is guarded.
@@ -34,7 +36,7 @@ class KeyGuard:
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] == OPEN_PATH or self._has_key(scope):
+        if scope["type"] == "lifespan" or _is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         words = "the API key is missing or wrong; send it as a bearer token"
@@ -47,6 +49,10 @@ class KeyGuard:
         # The word before the key may be written in any case.
         given = b"Bearer" + sent[0][6:] if len(sent) == 1 and sent[0][:6].lower() == b"bearer" else b""
         return hmac.compare_digest(given, self._expected)
+
+
+def _is_open(scope: Scope) -> bool:
+    return scope.get("method") in ("GET", "HEAD") and scope.get("raw_path") in _OPEN_PATHS
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

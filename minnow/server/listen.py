@@ -3,16 +3,18 @@
 import asyncio
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from minnow.core.errors import ConfigError
+from minnow.core.errors import ConfigError, MinnowError
+from minnow.engine.client import EngineClient
 
-# Streams that still run at a signal may go on for so long; a second signal ends them at once.
-DRAIN_S = 5
+_CUT_S = 1  # for the last events of what has ended; then connections are cut
+_LAST_WORDS_S = 3.0  # a server whose engine has failed says so for as long
+_LOOK_S = 0.02
 _BACKLOG = 2048
 
 
@@ -50,82 +52,121 @@ def address_of(listening: socket.socket) -> str:
 
 
 def serve(
-    app: ASGIApp,
-    listening: socket.socket,
-    *,
-    when_ready: Callable[[], None],
-    at_deadline: Callable[[], Awaitable[None]],
-    drain_s: int = DRAIN_S,
+    app: ASGIApp, listening: socket.socket, client: EngineClient, *, when_ready: Callable[[], None], drain_s: float
 ) -> None:
-    """Serve until SIGINT or SIGTERM; then finish what runs, within the time to drain.
+    """Serve until SIGINT or SIGTERM, then finish what runs; or until the engine fails.
+
+    From a signal on nothing new is let in and the health check fails, but answers that run go on. What still runs at
+    the end of the time to drain ends with an error of its own. A second signal cuts everything at once.
 
     Args:
+        app: starts the client's engine with itself, and stops it.
         listening: from `bind`; closed at the end.
+        client: of the engine that the app asks.
         when_ready: called once, when requests are answered.
-        at_deadline: ends what still runs, each with an error of its own; called a second before connections
-            are cut.
-        drain_s: streams that last longer are cut, in seconds.
+        drain_s: how long answers may go on after a signal, in seconds.
 
     Raises:
         ConfigError: the address was taken in the meantime.
+        MinnowError: the engine could not be made, or failed.
     """
     try:
         listening.listen(_BACKLOG)  # fails where another process took the address since `bind`
     except OSError as error:
         host, port = listening.getsockname()[:2]
         raise _taken(host, port, error) from None
-    server = new_server(app, drain_s=drain_s)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.should_exit = True
-
-    # For signals before uvicorn looks at them, and for those that it raises again after it has stopped for them.
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    server = Server(app, client, drain_s=drain_s)
+    # For signals before uvicorn looks at them.
+    before = {number: signal.signal(number, server.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        asyncio.run(run_server(server, listening, when_ready, at_deadline))
+        asyncio.run(server.run(listening, when_ready))
     finally:
         for number, action in before.items():
             signal.signal(number, action)
         listening.close()
 
 
-def new_server(app: ASGIApp, *, drain_s: int) -> uvicorn.Server:
-    """The server, quiet but for what goes wrong."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=drain_s,
-            server_header=False,
-            backlog=_BACKLOG,
+class Server:
+    """The HTTP server around an application and the engine that it asks.
+
+    Args:
+        app, client, drain_s: as in `serve`.
+    """
+
+    def __init__(self, app: ASGIApp, client: EngineClient, *, drain_s: float) -> None:
+        self._client = client
+        self._drain_s = drain_s
+        self._num_signals = 0
+        self._uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                lifespan="on",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_CUT_S,
+                server_header=False,
+                backlog=_BACKLOG,
+            )
         )
-    )
+        self._uvicorn.handle_exit = self.on_signal  # type: ignore[method-assign]  # uvicorn's own would not drain
 
+    def stop(self) -> None:
+        """Drain and leave; from any thread. The second call leaves at once."""
+        self._num_signals += 1
+        if self._num_signals > 1:
+            self._uvicorn.force_exit = self._uvicorn.should_exit = True
 
-async def run_server(
-    server: uvicorn.Server,
-    listening: socket.socket,
-    when_ready: Callable[[], None],
-    at_deadline: Callable[[], Awaitable[None]],
-) -> None:
-    """Serve until the server is told to exit."""
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started and not serving.done():
-        await asyncio.sleep(0.005)
-    if server.started:
-        when_ready()
-    ending = asyncio.create_task(_end_streams(server, at_deadline))
-    await serving
-    ending.cancel()
+    def on_signal(self, sig: int, frame: FrameType | None) -> None:
+        """As `stop`."""
+        self.stop()
 
+    async def run(self, listening: socket.socket, when_ready: Callable[[], None]) -> None:
+        """Serve until told to stop.
 
-async def _end_streams(server: uvicorn.Server, at_deadline: Callable[[], Awaitable[None]]) -> None:
-    while not server.should_exit:
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(max((server.config.timeout_graceful_shutdown or 0) - 1, 0))
-    await at_deadline()
+        Raises:
+            MinnowError: the engine could not be made, or failed.
+        """
+        serving = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
+        living = asyncio.create_task(self._live(when_ready))
+        try:
+            while not (serving.done() or living.done() or self._num_signals):
+                await asyncio.sleep(_LOOK_S)
+            if self._num_signals:
+                await self._drain()
+            elif living.done() and self._client.was_ready:
+                # Probes and clients hear why before the address is gone.
+                await self._until(lambda: bool(self._num_signals), _LAST_WORDS_S)
+        finally:
+            self._uvicorn.should_exit = True
+            await serving
+            living.cancel()
+            await self._client.close()  # also where uvicorn was forced to leave
+        if living.done() and not living.cancelled() and not self._num_signals:
+            living.result()
+
+    async def _live(self, when_ready: Callable[[], None]) -> None:
+        """The engine's life; ends with it."""
+        await self._client.ready()
+        if not self._num_signals:
+            when_ready()
+        error = await self._client.ended()
+        if error is not None:
+            raise MinnowError(f"the engine failed: {error}")
+
+    async def _drain(self) -> None:
+        self._client.drain()
+        await self._until(lambda: not self._client.num_open or self._uvicorn.force_exit, self._drain_s)
+        if self._uvicorn.force_exit:
+            await self._client.close(grace_s=0.0)
+        else:
+            await self._client.close()
+
+    @staticmethod
+    async def _until(is_done: Callable[[], bool], timeout_s: float) -> None:
+        for _ in range(int(timeout_s / _LOOK_S)):
+            if is_done():
+                return
+            await asyncio.sleep(_LOOK_S)
 
 
 def _taken(host: str, port: int, error: OSError) -> ConfigError:

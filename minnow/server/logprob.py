@@ -1,14 +1,29 @@
 """log-probabilities in the shapes of both APIs"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from minnow.server.generate import Token
+from minnow.core.step import TokenLogprobs
 from minnow.server.schema.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from minnow.server.schema.completions import CompletionLogprobs
+from minnow.server.schema.completions import CompletionLogprobs, PromptLogprob
 from minnow.text.tokenizer import Tokenizer
 
 # JSON has no infinity; vLLM writes the same number.
 LOWEST = -9999.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A token of an answer or of its prompt, as far as log-probabilities need it.
+
+    Attributes:
+        offset: characters of the choice's text before it.
+        logprobs: None for the first token of a prompt, as nothing comes before it.
+    """
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs | None
 
 
 def to_chat(tokens: Sequence[Token], tokenizer: Tokenizer) -> ChatLogprobs:
@@ -22,25 +37,50 @@ def to_chat(tokens: Sequence[Token], tokenizer: Tokenizer) -> ChatLogprobs:
                 top_logprobs=[_top(token_id, logprob, tokenizer) for token_id, logprob in token.logprobs.top],
             )
             for token in tokens
+            if token.logprobs is not None
         ]
     )
 
 
-def to_completion(tokens: Sequence[Token], tokenizer: Tokenizer) -> CompletionLogprobs:
-    """The completion API's shape: lists by kind; the drawn token is always among the likeliest."""
-    drawn = [(token.token_id, token.logprobs.logprob) for token in tokens]
+def to_completion(tokens: Sequence[Token], num_top: int, tokenizer: Tokenizer) -> CompletionLogprobs:
+    """The completion API's shape: lists by kind; the token itself is always among the likeliest.
+
+    Args:
+        num_top: likeliest tokens to list; there may be more.
+    """
+
+    def likeliest(token_id: int, found: TokenLogprobs) -> dict[str, float]:
+        pairs = (*found.top[:num_top], (token_id, found.logprob))
+        return {_spell(_raw_bytes(each, tokenizer)): max(LOWEST, logprob) for each, logprob in pairs}
+
     return CompletionLogprobs(
         text_offset=[token.offset for token in tokens],
-        token_logprobs=[max(LOWEST, logprob) for _, logprob in drawn],
-        tokens=[_spell(_raw_bytes(token_id, tokenizer)) for token_id, _ in drawn],
+        token_logprobs=[None if (found := token.logprobs) is None else max(LOWEST, found.logprob) for token in tokens],
+        tokens=[_spell(_raw_bytes(token.token_id, tokenizer)) for token in tokens],
         top_logprobs=[
-            {
-                _spell(_raw_bytes(token_id, tokenizer)): max(LOWEST, logprob)
-                for token_id, logprob in (*token.logprobs.top, (token.token_id, token.logprobs.logprob))
-            }
-            for token in tokens
+            None if (found := token.logprobs) is None else likeliest(token.token_id, found) for token in tokens
         ],
     )
+
+
+def to_prompt(tokens: Sequence[Token], num_top: int, tokenizer: Tokenizer) -> list[dict[str, PromptLogprob] | None]:
+    """The shape of vLLM's `prompt_logprobs`: for each token of the prompt, itself and the likeliest, by id.
+
+    Args:
+        num_top: likeliest tokens to list; there may be more.
+    """
+
+    def entries(token_id: int, found: TokenLogprobs) -> dict[str, PromptLogprob]:
+        ranked = enumerate(found.top[:num_top], start=1)
+        triples = [(token_id, found.logprob, found.rank), *((each, logprob, rank) for rank, (each, logprob) in ranked)]
+        return {
+            str(each): PromptLogprob(
+                logprob=max(LOWEST, logprob), rank=rank, decoded_token=_spell(_raw_bytes(each, tokenizer))
+            )
+            for each, logprob, rank in triples
+        }
+
+    return [None if (found := token.logprobs) is None else entries(token.token_id, found) for token in tokens]
 
 
 def _top(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:

@@ -8,6 +8,7 @@ from typing import Any
 from minnow.core.errors import RequestError
 from minnow.server.schema.chat import ChatMessage, ChatRequest, ToolCall
 from minnow.server.schema.completions import CompletionRequest
+from minnow.text import conversation
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
@@ -41,13 +42,18 @@ def from_messages(request: ChatRequest, tokenizer: Tokenizer, template: ChatTemp
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
-    text = template.render(
-        messages, add_generation_prompt=request.add_generation_prompt is not False, variables=variables
+    rendered = conversation.render(
+        messages,
+        template,
+        tokenizer,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        continue_final_message=bool(request.continue_final_message),
+        add_special_tokens=bool(request.add_special_tokens),
+        variables=variables,
     )
-    prompt = _from_text(text, tokenizer, has_special=bool(request.add_special_tokens))
-    if not prompt.token_ids:
+    if not rendered.token_ids:
         raise RequestError("the messages make an empty prompt; send some text", param="messages")
-    return prompt
+    return Prompt(token_ids=rendered.token_ids, text=rendered.text)
 
 
 def from_texts(request: CompletionRequest, tokenizer: Tokenizer, vocab_size: int) -> list[Prompt]:

@@ -21,6 +21,7 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # asks proxies not to collect events
 ]
+_RETRY_AFTER_S = "5"
 _encoder = msgspec.json.Encoder()
 
 
@@ -35,7 +36,10 @@ def json_response(value: msgspec.Struct, status: int = 200) -> Response:
 
 def error_response(error: RequestError) -> Response:
     """The answer that an error becomes."""
-    return json_response(to_body(error), error.status)
+    response = json_response(to_body(error), error.status)
+    if error.status == 503:
+        response.headers["Retry-After"] = _RETRY_AFTER_S
+    return response
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 
 from minnow.config.server import ServerConfig
 from minnow.engine.client import EngineClient
+from minnow.engine.host import EngineThread
 from minnow.server import app
 from minnow.text.tokenizer import Tokenizer
 from tests.server.scripted import END, ScriptedEngine, byte_tokenizer, chat_template
@@ -44,11 +45,12 @@ def completion(**fields: Any) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def running(engine: ScriptedEngine, tokenizer: Tokenizer = BYTES, **config: Any) -> AsyncIterator[Starlette]:
     """The application, started."""
-    client = EngineClient(engine)
+    client = EngineClient(EngineThread(engine))
     door = app.build(
         client, tokenizer=tokenizer, template=chat_template(), model_name=MODEL_NAME, config=ServerConfig(**config)
     )
     async with door.router.lifespan_context(door):
+        await client.ready()
         try:
             yield door
         finally:

@@ -81,6 +81,8 @@ class ScriptedEngine:
         self.refusal: RequestError | None = None
         self.failing_ids: set[str] = set()
         self.top_logprobs: tuple[tuple[int, float], ...] = ()
+        self.queued_s = 0.0  # told in each request's first output
+        self.num_preemptions = 0  # told in its last
         self.num_cached_tokens = 0
         self._script = script
         self._end_token_id = end_token_id
@@ -118,7 +120,9 @@ class ScriptedEngine:
         return ControlReply(control_id=message.control_id, error=None if message.name == "known" else "unknown")
 
     def stats(self) -> EngineStats:
-        return EngineStats(num_running=len(self._running), generation_tokens=self.num_steps)
+        return EngineStats(
+            num_running=len(self._running), generation_tokens=self.num_steps, computed_tokens=self.num_steps
+        )
 
     def _advance(self, request_id: str) -> TokenOutput:
         if request_id in self.failing_ids:
@@ -128,6 +132,8 @@ class ScriptedEngine:
         sampling = request.sampling
         drawn: list[int] = []
         reason: FinishReason | None = None
+        if sampling.max_tokens == 0:
+            reason = "length"
         while len(drawn) < self._tokens_a_step and reason is None:
             drawn.append(tokens[num_done + len(drawn)])
             is_end = drawn[-1] == self._end_token_id and not sampling.ignore_eos
@@ -146,10 +152,23 @@ class ScriptedEngine:
             request_id=request_id,
             token_ids=tuple(drawn),
             logprobs=logprobs,
+            prompt_logprobs=() if num_done else self._score(request),
             finish_reason=reason,
             stop_token_id=drawn[-1] if reason == "stop" else None,
             num_cached_tokens=self.num_cached_tokens,
+            queued_s=0.0 if num_done else self.queued_s,
+            num_preemptions=0 if reason is None else self.num_preemptions,
         )
+
+    def _score(self, request: Request) -> tuple[TokenLogprobs, ...]:
+        """The same likeliest tokens at every place; where token i is none of them it has -i / 8 and rank i + 1."""
+        num_top = request.sampling.prompt_logprobs
+        if num_top is None:
+            return ()
+        likeliest = {token_id: (value, rank) for rank, (token_id, value) in enumerate(self.top_logprobs, start=1)}
+        own = [likeliest.get(token_id, (-i / 8, i + 1)) for i, token_id in enumerate(request.token_ids)]
+        top = self.top_logprobs[:num_top]
+        return tuple(TokenLogprobs(logprob=value, rank=rank, top=top) for value, rank in own[1:])
 
 
 def _byte_chars() -> dict[int, str]:

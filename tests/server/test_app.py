@@ -14,6 +14,7 @@ from starlette.routing import Route
 from minnow.config.server import ServerConfig
 from minnow.core.errors import ConfigError
 from minnow.engine.client import EngineClient
+from minnow.engine.host import EngineThread
 from minnow.server import app
 from tests.server.ask import BYTES, MODEL_NAME, ask, chat, completion, http, scripted
 from tests.server.scripted import chat_template
@@ -45,7 +46,7 @@ def test_the_model_can_be_served_under_another_name() -> None:
 def test_everything_but_the_health_check_needs_the_key() -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         paths = [
-            "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/nothing", "/", "/V1/models",
+            "/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/completions", "/nothing", "/V1/models",
             "//v1/models", "/v1/models/", "/v1%2fmodels", "/health/", "//health", "/Health", "/health/../v1/models",
         ]  # fmt: skip
         for path in paths:
@@ -85,7 +86,7 @@ def test_a_body_over_the_limit_is_refused_declared_or_not() -> None:
 
 
 def test_a_limit_that_is_no_number_is_said_at_once() -> None:
-    client = EngineClient(scripted("ok"))
+    client = EngineClient(EngineThread(scripted("ok")))
     with pytest.raises(ConfigError, match="lots"):
         app.build(
             client,
@@ -149,7 +150,7 @@ def test_more_routes_can_be_given() -> None:
         return PlainTextResponse("more")
 
     async def main() -> None:
-        client = EngineClient(scripted("ok"))
+        client = EngineClient(EngineThread(scripted("ok")))
         door = app.build(
             client, tokenizer=BYTES, template=chat_template(), model_name="m", routes=[Route("/more", more)]
         )

@@ -72,7 +72,9 @@ SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": ""}, "cache_salt"),
     ({"best_of": 3}, "best_of"),
     ({"best_of": 1, "n": 2}, "best_of"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
 ]
@@ -123,7 +125,7 @@ COMPLETIONS_ONLY = [
     ({"prompt": ["a"] * 100, "n": 100}, "prompt"),
     ({"logprobs": 100}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"logprobs": 21, "echo": True}, "logprobs"),
     ({"suffix": "end"}, "suffix"),
 ]
 

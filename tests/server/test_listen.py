@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 from minnow.config.server import ServerConfig
 from minnow.core.errors import ConfigError
 from minnow.engine.client import EngineClient
+from minnow.engine.host import EngineThread
 from minnow.server import app, listen
 from tests.server.ask import BYTES, MODEL_NAME, chat, scripted
 from tests.server.scripted import ScriptedEngine, chat_template
@@ -41,16 +42,17 @@ def make_app(client: EngineClient, **config: Any) -> Starlette:
 def serving(engine: ScriptedEngine, **config: Any) -> Iterator[str]:
     """A server on a free port in a thread; gives its address."""
     listening = listen.bind("127.0.0.1", 0)
+    listening.listen()
     address = listen.address_of(listening)
     ready = threading.Event()
     stop: list[Any] = []
 
     def run() -> None:
         async def main() -> None:
-            client = EngineClient(engine)
-            server = listen.new_server(make_app(client, **config), drain_s=1)
+            client = EngineClient(EngineThread(engine))
+            server = listen.Server(make_app(client, **config), client, drain_s=1)
             stop.append(server)
-            await listen.run_server(server, listening, ready.set, client.close)
+            await server.run(listening, ready.set)
 
         asyncio.run(main())
 
@@ -60,7 +62,7 @@ def serving(engine: ScriptedEngine, **config: Any) -> Iterator[str]:
         assert ready.wait(timeout=20)
         yield address
     finally:
-        stop[0].should_exit = True
+        stop[0].stop()
         for _ in range(1000):
             engine.gate.release()
         thread.join(timeout=20)
@@ -211,8 +213,8 @@ def test_a_signal_stops_the_server_and_nothing_else(number: signal.Signals) -> N
 
     listening = listen.bind("127.0.0.1", 0)
     before = signal.getsignal(number)
-    client = EngineClient(engine)
-    listen.serve(make_app(client), listening, when_ready=when_ready, at_deadline=client.close, drain_s=1)
+    client = EngineClient(EngineThread(engine))
+    listen.serve(make_app(client), listening, client, when_ready=when_ready, drain_s=1)
     assert said == ["ready"]
     assert signal.getsignal(number) is before
     assert all(thread.name != "engine" for thread in threading.enumerate())
@@ -225,7 +227,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(capfd: pytest
     engine = ScriptedEngine(lambda request: [BYTES.encode("a")[0]] * 50_000, max_model_len=60_000, is_gated=True)
     listening = listen.bind("127.0.0.1", 0)
     address = listen.address_of(listening)
-    client = EngineClient(engine)
+    client = EngineClient(EngineThread(engine))
     events: list[str] = []
 
     def read() -> None:
@@ -247,8 +249,8 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(capfd: pytest
         thread.start()
         threading.Thread(target=pace).start()
 
-    listen.serve(make_app(client), listening, when_ready=when_ready, at_deadline=client.close, drain_s=2)
+    listen.serve(make_app(client), listening, client, when_ready=when_ready, drain_s=1)
     thread.join(timeout=20)
     assert events[-1] == "data: [DONE]"
-    assert "the engine was stopped" in events[-2]
+    assert "the server was stopped" in events[-2]
     assert "Traceback" not in capfd.readouterr().err

@@ -36,6 +36,7 @@ def test_every_operation_variable_and_command_is_on_a_page():
     assert "`MINNOW_ISA`" in pages["environment.md"]
     assert "`--block-size`" in pages["flags.md"]
     assert "--pipeline-parallel-size" in pages["vllm.md"]
+    assert "| `vllm:request_success_total` |" in pages["metrics.md"]
     assert all(text.isascii() for text in pages.values())
     written_by_hand = {"glossary.md"}
     there = {path.name for path in (house.ROOT / "docs" / "reference").glob("*.md")}

@@ -16,7 +16,7 @@ from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
 from minnow.server.limits import prepare, read_body
-from minnow.server.logprob import to_chat
+from minnow.server.logprob import to_chat, to_prompt
 from minnow.server.schema.chat import (
     AnswerMessage,
     ChatChoice,
@@ -40,10 +40,10 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
         def understand() -> tuple[Call, Generation]:
             wire = decode(body, ChatRequest)
-            check_model(wire, door)
+            check_model(wire.model, door)
             prompts = [prompt.from_messages(wire, door.tokenizer, door.template)]
             call = make_call(wire, prompts, door, call_id=f"chatcmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
-            return call, Generation(call, door.client, door.tokenizer)
+            return call, Generation(call, door.client, door.tokenizer, door.metrics)
 
         call, generation = await prepare(understand, len(body))
         if call.streams:
@@ -59,6 +59,8 @@ async def _respond(generation: Generation, call: Call, door: Door) -> ChatRespon
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
             deltas_by_index.setdefault(delta.index, []).append(delta)
+    prompt_tokens = [token for delta in deltas_by_index[0] for token in delta.prompt]
+    num_top = call.prompt_logprobs
     return ChatResponse(
         id=call.call_id,
         created=int(call.arrival_s),
@@ -74,6 +76,7 @@ async def _respond(generation: Generation, call: Call, door: Door) -> ChatRespon
             for index, parts in sorted(deltas_by_index.items())
         ],
         usage=generation.usage,
+        prompt_logprobs=UNSET if num_top is None else to_prompt(prompt_tokens, num_top, door.tokenizer),
     )
 
 

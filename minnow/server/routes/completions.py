@@ -16,7 +16,7 @@ from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
 from minnow.server.limits import prepare, read_body
-from minnow.server.logprob import to_completion
+from minnow.server.logprob import to_completion, to_prompt
 from minnow.server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from minnow.server.schema.errors import decode
 from minnow.server.stream import answer, start_stream
@@ -31,10 +31,10 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
         def understand() -> tuple[Call, Generation]:
             wire = decode(body, CompletionRequest)
-            check_model(wire, door)
+            check_model(wire.model, door)
             prompts = prompt.from_texts(wire, door.tokenizer, door.client.vocab_size)
             call = make_call(wire, prompts, door, call_id=f"cmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
-            return call, Generation(call, door.client, door.tokenizer)
+            return call, Generation(call, door.client, door.tokenizer, door.metrics)
 
         call, generation = await prepare(understand, len(body))
         if call.streams:
@@ -79,11 +79,16 @@ async def _chunks(generation: Generation, call: Call, door: Door) -> AsyncGenera
 
 def _choice(call: Call, deltas: Sequence[Delta], door: Door) -> CompletionChoice:
     """Some deltas of one choice, as one."""
+    prompt_tokens = [token for delta in deltas for token in delta.prompt]
     tokens = [token for delta in deltas for token in delta.tokens]
+    num_top, num_prompt_top = call.sampling[0].logprobs, call.prompt_logprobs
+    if call.has_echo:
+        tokens = prompt_tokens + tokens
     return CompletionChoice(
         index=deltas[-1].index,
         text="".join(delta.text for delta in deltas),
-        logprobs=None if call.sampling[0].logprobs is None else to_completion(tokens, door.tokenizer),
+        logprobs=None if num_top is None else to_completion(tokens, num_top, door.tokenizer),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
+        prompt_logprobs=UNSET if num_prompt_top is None else to_prompt(prompt_tokens, num_prompt_top, door.tokenizer),
     )

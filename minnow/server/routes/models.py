@@ -14,18 +14,20 @@ from minnow.server.stream import json_response
 
 def routes(door: Door) -> Sequence[BaseRoute]:
     """The routes of this file."""
-    card = ModelCard(
-        id=door.model_name, created=door.created, root=door.model_name, max_model_len=door.client.max_model_len
-    )
+
+    def card() -> ModelCard:
+        return ModelCard(
+            id=door.model_name, created=door.created, root=door.model_name, max_model_len=door.client.max_model_len
+        )
 
     async def all_models(request: Request) -> Response:
-        return json_response(ModelList(data=[card]))
+        return json_response(ModelList(data=[card()]))
 
     async def one_model(request: Request) -> Response:
         name = request.path_params["name"]
-        if name != card.id:
-            raise unknown_model(name, card.id)
-        return json_response(card)
+        if name != door.model_name:
+            raise unknown_model(name, door.model_name)
+        return json_response(card())
 
     return [
         Route("/v1/models", all_models, methods=["GET"]),

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from minnow.server.schema.completions import Int64, StreamOptions, Usage
+from minnow.server.schema.completions import Int64, PromptLogprob, StreamOptions, Usage
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -68,6 +68,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    prompt_logprobs: Int64 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -75,6 +76,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     echo: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -121,13 +123,14 @@ class ChatChoice(msgspec.Struct, kw_only=True):
 
 
 class ChatResponse(msgspec.Struct, kw_only=True):
-    """The answer to a chat request that does not stream."""
+    """The answer to a chat request that does not stream; `prompt_logprobs` are absent unless asked for."""
 
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     object: str = "chat.completion"
 
 

@@ -60,6 +60,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logprobs: Int64 | None = None
+    prompt_logprobs: Int64 | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -70,26 +71,36 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """Log-probabilities of a choice's tokens; four lists of equal length.
+    """Log-probabilities of a choice's tokens, with echo those of its prompt first; four lists of equal length.
 
     A token that is no whole character by itself is written as "bytes:" and its bytes, for example
-    "bytes:\\xe4\\xb8". `text_offset` counts the characters of the choice's text before the token.
+    "bytes:\\xe4\\xb8". `text_offset` counts the characters of the choice's text before the token. The first token of a
+    prompt has no log-probabilities.
     """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    """A token at a place of the prompt; rank 1 is the likeliest there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
-    """One of the texts, or what is new in it when it streams."""
+    """One of the texts, or what is new in it when it streams; `prompt_logprobs` are absent unless asked for."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class CompletionResponse(msgspec.Struct, kw_only=True):
