@@ -12,7 +12,7 @@ LLAMA_FLAGS := -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tools/llama_cpp_vocabulary.cmak
 	-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF \
 	-DLLAVA_BUILD=OFF
 
-.PHONY: setup serve test quick check fix eval clean
+.PHONY: setup serve test quick check fix eval soak clean
 
 setup: .venv/installed-all
 
@@ -44,6 +44,10 @@ fix: .venv/installed-all
 eval: .venv/installed-all
 	$(BIN)/minnow pull $(DEMO)
 	$(BIN)/python -m tools.eval
+
+# 32 streams at once for ten minutes, with clients that leave; fails when anything is left.
+soak: .venv/installed-all
+	$(BIN)/python -m tools.soak --model tiny
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -92,6 +92,8 @@ def _cache_problems(config: EngineConfig, model: ModelConfig) -> list[str]:
             f"--block-size is {config.cache.block_size}; the sparse attention of this model needs "
             f"{model.sparse.block_size}, set that or leave it out"
         )
+    if config.cache.num_gpu_blocks_override == 1:
+        found.append("--num-gpu-blocks-override is 1; the first block is never used, set 2 or more")
     if config.cache.block_size < 1:
         found.append("--block-size is 0 after loading; set 128")
     if config.cache.kv_cache_dtype == "nvfp4" and model.head_dim % _NVFP4_BLOCK:

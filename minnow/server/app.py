@@ -77,7 +77,7 @@ def build(
 
     found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
     guards = [Middleware(KeyGuard, config.api_key)] if config.api_key else []
-    return Starlette(
+    app = Starlette(
         routes=[*found, *routes],
         middleware=[Middleware(CountErrors, metrics), *guards],
         exception_handlers={
@@ -89,6 +89,8 @@ def build(
         },
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # a path has one spelling
+    return app
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -103,7 +105,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 async def _not_here(request: Request, error: Exception) -> Response:
     """A path or method that no route has."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path} is not served here"
+    message = f"{request.method} {request.scope['path']} is not served here"
     response = error_response(RequestError(message, status=error.status_code))
     response.headers.update(error.headers or {})
     return response

@@ -129,7 +129,7 @@ TABLE = (
     ),
     _counter("vllm:prompt_tokens_cached", "those of them that the prefix cache had"),
     _labelled("vllm:prompt_tokens_cached_by_source", "the same, by where they were kept", "source", "device"),
-    _counter("vllm:generation_tokens", "tokens drawn, up to the end of each answer"),
+    _counter("vllm:generation_tokens", "tokens of answers, as they are handed on"),
     _labelled(
         "vllm:request_success",
         "requests that ended, by why; one that a stop string ended counts as stop",

@@ -125,6 +125,7 @@ class EventStream:
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         async for event in self._rest:
             await send({"type": "http.response.body", "body": event, "more_body": True})
+            await asyncio.sleep(0)  # amid a backlog, others get their turn, and a client that left is noticed
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -274,6 +274,10 @@ def test_paths_and_methods_that_are_not_served() -> None:
         answer = await client.get("/v2/nothing")
         assert answer.status_code == 404
         assert answer.json()["error"]["message"] == "GET /v2/nothing is not served here"
+        for path in ("//v1/models", "/V1/models", "/v1/completions/"):
+            answer = await client.get(httpx.URL("http://door").copy_with(raw_path=path.encode()))
+            assert answer.status_code == 404
+            assert answer.json()["error"]["message"] == f"GET {path} is not served here"
         answer = await client.get(CHAT)
         assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from minnow.server.stream import EventStream
 from tests.server.ask import Connection, ask, chat, chat_text, completion, http, running, scripted
 from tests.server.scripted import ScriptedEngine
 
@@ -178,3 +179,25 @@ def test_a_dead_engine_ends_every_stream_and_fails_the_health_check() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
 
     ask(engine, scenario)
+
+
+def test_a_client_that_leaves_amid_a_backlog_is_noticed() -> None:
+    num_sent = 0
+    gone = asyncio.Event()
+
+    async def backlog() -> AsyncGenerator[bytes]:
+        for _ in range(100_000):
+            yield b"data: {}\n\n"
+
+    async def receive() -> dict[str, Any]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 100:
+            gone.set()
+
+    asyncio.run(EventStream(b"data: {}\n\n", backlog())({"type": "http"}, receive, send))
+    assert num_sent < 200

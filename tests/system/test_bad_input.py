@@ -383,13 +383,6 @@ def test_what_is_no_http_ends_its_connection_only(server: Server, client: httpx.
     assert client.get("/health").status_code == 200
 
 
-def test_the_port_is_taken(server: Server, model: Path) -> None:
-    port = server.address.rsplit(":", 1)[1]
-    result = run_line(["serve", str(model), "--port", port])
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"minnow: port {port} on 127.0.0.1 cannot be taken")
-
-
 def test_threads_of_bad_requests_end(server: Server, client: httpx.Client) -> None:
     """Bodies that are large enough to be looked at on a thread of their own, many at once."""
     content = json.dumps({"prompt": "x" * 50_000}).encode()
