@@ -1,6 +1,7 @@
 """one call -> stream of deltas: requests, stop strings, usage, n > 1"""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from minnow.core.errors import RequestError
@@ -150,6 +151,18 @@ class Generation:
                         stream.abort(output.request_id)  # a stop string ended it; the engine cannot know
                     if delta.text or delta.tokens or delta.prompt or delta.finish_reason:
                         yield delta
+
+    async def whole(self) -> list[list[Delta]]:
+        """All deltas of each choice, once they have ended.
+
+        Raises:
+            RequestError: as `deltas`.
+        """
+        parts: list[list[Delta]] = [[] for _ in self._choices]
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                parts[delta.index].append(delta)
+        return parts
 
     def _requests(self) -> Sequence[Request]:
         """One a choice. Those of one prompt draw differently, but the same again for the same seed."""

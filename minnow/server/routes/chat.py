@@ -55,11 +55,8 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
 async def _respond(generation: Generation, call: Call, door: Door) -> ChatResponse:
     """The whole answer."""
-    deltas_by_index: dict[int, list[Delta]] = {}
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            deltas_by_index.setdefault(delta.index, []).append(delta)
-    prompt_tokens = [token for delta in deltas_by_index[0] for token in delta.prompt]
+    choices = await generation.whole()
+    prompt_tokens = [token for delta in choices[0] for token in delta.prompt]
     num_top = call.prompt_logprobs
     return ChatResponse(
         id=call.call_id,
@@ -73,7 +70,7 @@ async def _respond(generation: Generation, call: Call, door: Door) -> ChatRespon
                 finish_reason=parts[-1].finish_reason,
                 stop_reason=parts[-1].stop_reason,
             )
-            for index, parts in sorted(deltas_by_index.items())
+            for index, parts in enumerate(choices)
         ],
         usage=generation.usage,
         prompt_logprobs=UNSET if num_top is None else to_prompt(prompt_tokens, num_top, door.tokenizer),

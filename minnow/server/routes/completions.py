@@ -46,15 +46,12 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
 async def _respond(generation: Generation, call: Call, door: Door) -> CompletionResponse:
     """The whole answer."""
-    deltas_by_index: dict[int, list[Delta]] = {}
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            deltas_by_index.setdefault(delta.index, []).append(delta)
+    choices = await generation.whole()
     return CompletionResponse(
         id=call.call_id,
         created=int(call.arrival_s),
         model=door.model_name,
-        choices=[_choice(call, parts, door) for _, parts in sorted(deltas_by_index.items())],
+        choices=[_choice(call, parts, door) for parts in choices],
         usage=generation.usage,
     )
 
