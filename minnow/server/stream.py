@@ -21,6 +21,8 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # asks proxies not to collect events
 ]
+# Characters that end a line for some readers, though not in JSON and not in events; the others are always escaped.
+_LINE_ENDS = tuple((character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029")
 _RETRY_AFTER_S = "5"
 _encoder = msgspec.json.Encoder()
 
@@ -71,8 +73,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def encode_event(value: msgspec.Struct) -> bytes:
-    """One event."""
-    return b"data: " + _encoder.encode(value) + b"\n\n"
+    """One event, on a line of its own for any reader of lines."""
+    content = _encoder.encode(value)
+    for raw, escaped in _LINE_ENDS:
+        content = content.replace(raw, escaped)
+    return b"data: " + content + b"\n\n"
 
 
 async def encode_events(chunks: AsyncGenerator[msgspec.Struct]) -> AsyncGenerator[bytes]:

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minnow.server.stream import EventStream
-from tests.server.ask import Connection, ask, chat, chat_text, completion, http, running, scripted
+from tests.server.ask import Connection, ask, chat, chat_text, completion, events, http, running, scripted
 from tests.server.scripted import ScriptedEngine
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -201,3 +201,14 @@ def test_a_client_that_leaves_amid_a_backlog_is_noticed() -> None:
 
     asyncio.run(EventStream(b"data: {}\n\n", backlog())({"type": "http"}, receive, send))
     assert num_sent < 200
+
+
+def test_an_event_is_one_line_for_every_reader_of_lines() -> None:
+    text = "a\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\r\nb"
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = (await client.post(CHAT, json=chat(stream=True))).text
+        assert body.splitlines() == body.split("\n")[:-1]
+        assert chat_text(events(body)) == text
+
+    ask(scripted(text), scenario)
