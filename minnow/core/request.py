@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 from minnow.core.errors import RequestError
 
+# More of them are a mistake, or an attack: they are looked at in every step.
+MAX_LISTED_IDS = {"stop_token_ids": 1_024, "logit_bias": 1_024, "allowed_token_ids": 65_536}
+
 _REALS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _WHOLES = ("top_k", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs")
 
@@ -107,6 +110,9 @@ class SamplingParams:
 
     @staticmethod
     def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+        most = MAX_LISTED_IDS[name]
+        if len(ids) > most:
+            raise RequestError(f"{name} holds {len(ids):,} entries; at most {most:,} are allowed", param=name)
         for i in ids:
             if not 0 <= i < vocab_size:
                 raise RequestError(f"{name} holds {i}; token ids are 0 to {vocab_size - 1}", param=name)

@@ -17,7 +17,7 @@ from minnow.core import folder, units
 from minnow.core.errors import RequestError
 from minnow.engine.client import EngineClient
 from minnow.server.door import Door
-from minnow.server.limits import KeyGuard
+from minnow.server.limits import KeyGuard, SameSite
 from minnow.server.metrics import Metrics
 from minnow.server.stream import ClientGone, error_response
 from minnow.server.watch import CountErrors
@@ -76,10 +76,10 @@ def build(
             await client.close()
 
     found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
-    guards = [Middleware(KeyGuard, config.api_key)] if config.api_key else []
+    guard = Middleware(KeyGuard, config.api_key) if config.api_key else Middleware(SameSite)
     app = Starlette(
         routes=[*found, *routes],
-        middleware=[Middleware(CountErrors, metrics), *guards],
+        middleware=[Middleware(CountErrors, metrics), guard],
         exception_handlers={
             RequestError: _refused,
             ClientGone: _gone,

@@ -13,7 +13,8 @@ from minnow.server.schema.chat import ChatRequest
 from minnow.server.schema.completions import CompletionRequest, StreamOptions
 from minnow.text.stop import StopMatcher
 
-_TOKEN_ID = re.compile("[0-9]{1,20}")
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,19}")  # an id has one spelling
+MAX_SCORES = 1_000_000  # log-probabilities of prompts in one answer; some 40 MB of JSON
 
 # Null means the default, as in the OpenAI API.
 _PLAIN = (
@@ -77,13 +78,15 @@ def make_call(
     sampling = SamplingParams(
         **{**door.sampling_defaults, **given},
         logit_bias=_logit_bias(wire.logit_bias or {}),
-        allowed_token_ids=None if wire.allowed_token_ids is None else tuple(wire.allowed_token_ids),
-        stop_token_ids=tuple(wire.stop_token_ids or ()),
+        allowed_token_ids=None if wire.allowed_token_ids is None else tuple(dict.fromkeys(wire.allowed_token_ids)),
+        stop_token_ids=tuple(dict.fromkeys(wire.stop_token_ids or ())),
         logprobs=(num_top := _num_logprobs(wire, door.config.max_logprobs)),
         prompt_logprobs=_most(wire.prompt_logprobs, num_top if has_echo else None),
         max_tokens=max_tokens,
     )
     sampling.check(door.client.vocab_size, door.config.max_logprobs)
+    num_choices = 1 if wire.n is None else wire.n
+    _check_scores(sampling.prompt_logprobs, num_choices * sum(len(prompt.token_ids) for prompt in prompts))
     source = "messages" if is_chat else "prompt"
     limits = [check_length(prompt, max_tokens, door.client.max_model_len, source) for prompt in prompts]
     return Call(
@@ -91,7 +94,7 @@ def make_call(
         arrival_s=arrival_s,
         prompts=tuple(prompts),
         sampling=tuple(replace(sampling, max_tokens=limit) for limit in limits),
-        num_choices=1 if wire.n is None else wire.n,
+        num_choices=num_choices,
         stops=stops,
         includes_stop=bool(wire.include_stop_str_in_output),
         skips_special=wire.skip_special_tokens is not False,
@@ -142,6 +145,16 @@ def _num_logprobs(wire: ChatRequest | CompletionRequest, max_logprobs: int) -> i
     if num_top and not wire.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     return num_top if wire.logprobs else None
+
+
+def _check_scores(num_top: int | None, num_tokens: int) -> None:
+    """Refuse an answer that would hold more log-probabilities of prompts than anybody can read."""
+    if num_top is not None and num_tokens * (num_top + 1) > MAX_SCORES:
+        raise RequestError(
+            f"the prompts ask for {num_tokens * (num_top + 1):,} log-probabilities; at most {MAX_SCORES:,} fit an "
+            "answer: send fewer prompts, or ask for fewer at each token",
+            param="logprobs",
+        )
 
 
 def _most(*counts: int | None) -> int | None:

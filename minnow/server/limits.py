@@ -1,9 +1,11 @@
 """keys, body sizes, long work: what one request may not do to the others"""
 
 import asyncio
+import contextlib
 import hmac
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +18,8 @@ T = TypeVar("T")
 # Files of the page, which hold nothing of the model's or of anybody's; the page asks for the key itself.
 PAGE_PATHS = ("/", "/app.js", "/server.js", "/style.css", "/icon.svg")
 _OPEN_PATHS = {path.encode() for path in ("/health", *PAGE_PATHS)}
+
+BODY_TIMEOUT_S = 60
 
 # The text of such a body takes about a millisecond to encode.
 _MAX_INLINE_BYTES = 10_000
@@ -55,11 +59,32 @@ def _is_open(scope: Scope) -> bool:
     return scope.get("method") in ("GET", "HEAD") and scope.get("raw_path") in _OPEN_PATHS
 
 
+class SameSite:
+    """Refuses what a browser sends for a page of another site: without a key, any page could use this server.
+
+    Browsers say where a request comes from; other clients do not, and pass.
+
+    Args:
+        app: what is guarded.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_foreign = scope["type"] == "http" and (b"sec-fetch-site", b"cross-site") in scope["headers"]
+        if is_foreign and scope["method"] not in ("GET", "HEAD"):
+            words = "a page of another site may not ask this server; start it with --api-key to let it in"
+            await error_response(RequestError(words, code="cross_site", status=403))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """The whole body of a request.
 
     Raises:
-        RequestError: it is larger than max_bytes; nothing of it is kept.
+        RequestError: it is larger than max_bytes, or nothing more of it comes; nothing of it is kept.
     """
     words = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
     refusal = RequestError(words, code="body_too_large", status=413)
@@ -68,12 +93,59 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise refusal
     parts: list[bytes] = []
     num_bytes = 0
-    async for part in request.stream():
+    stream = aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                part = await anext(stream, None)
+        except TimeoutError:
+            words = f"nothing more of the body has come for {BODY_TIMEOUT_S} s"
+            raise RequestError(words, code="body_timeout", status=408) from None
+        if part is None:
+            return b"".join(parts)
         num_bytes += len(part)
         if num_bytes > max_bytes:
             raise refusal
         parts.append(part)
-    return b"".join(parts)
+
+
+class Threads:
+    """Runs long work beside the event loop, a few pieces at a time.
+
+    The threads are daemons: whatever they still do, the process can end.
+
+    Args:
+        num_threads: pieces of work at once; the others wait, and are forgotten when their waiters are cancelled.
+    """
+
+    def __init__(self, num_threads: int = 2) -> None:
+        self._turns = asyncio.Semaphore(num_threads)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of some work; it may not touch what belongs to the event loop."""
+        await self._turns.acquire()
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(is_good: bool, value: Any) -> None:
+            self._turns.release()
+            if done.cancelled():
+                return
+            if is_good:
+                done.set_result(value)
+            else:
+                done.set_exception(value)
+
+        def run() -> None:
+            try:
+                outcome: tuple[bool, Any] = True, work()
+            except Exception as error:
+                outcome = False, error
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(settle, *outcome)
+
+        threading.Thread(target=run, name="server work", daemon=True).start()
+        return await done
 
 
 async def prepare(work: Callable[[], T], num_bytes: int) -> T:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from minnow.core.step import TokenLogprobs
 from minnow.server.schema.chat import ChatLogprobs, TokenLogprob, TopLogprob
@@ -31,9 +32,9 @@ def to_chat(tokens: Sequence[Token], tokenizer: Tokenizer) -> ChatLogprobs:
     return ChatLogprobs(
         content=[
             TokenLogprob(
-                token=_spell(raw := _raw_bytes(token.token_id, tokenizer)),
+                token=_spelling(token.token_id, tokenizer),
                 logprob=max(LOWEST, token.logprobs.logprob),
-                bytes=list(raw),
+                bytes=list(_raw_bytes(token.token_id, tokenizer)),
                 top_logprobs=[_top(token_id, logprob, tokenizer) for token_id, logprob in token.logprobs.top],
             )
             for token in tokens
@@ -51,12 +52,12 @@ def to_completion(tokens: Sequence[Token], num_top: int, tokenizer: Tokenizer) -
 
     def likeliest(token_id: int, found: TokenLogprobs) -> dict[str, float]:
         pairs = (*found.top[:num_top], (token_id, found.logprob))
-        return {_spell(_raw_bytes(each, tokenizer)): max(LOWEST, logprob) for each, logprob in pairs}
+        return {_spelling(each, tokenizer): max(LOWEST, logprob) for each, logprob in pairs}
 
     return CompletionLogprobs(
         text_offset=[token.offset for token in tokens],
         token_logprobs=[None if (found := token.logprobs) is None else max(LOWEST, found.logprob) for token in tokens],
-        tokens=[_spell(_raw_bytes(token.token_id, tokenizer)) for token in tokens],
+        tokens=[_spelling(token.token_id, tokenizer) for token in tokens],
         top_logprobs=[
             None if (found := token.logprobs) is None else likeliest(token.token_id, found) for token in tokens
         ],
@@ -74,9 +75,7 @@ def to_prompt(tokens: Sequence[Token], num_top: int, tokenizer: Tokenizer) -> li
         ranked = enumerate(found.top[:num_top], start=1)
         triples = [(token_id, found.logprob, found.rank), *((each, logprob, rank) for rank, (each, logprob) in ranked)]
         return {
-            str(each): PromptLogprob(
-                logprob=max(LOWEST, logprob), rank=rank, decoded_token=_spell(_raw_bytes(each, tokenizer))
-            )
+            str(each): PromptLogprob(logprob=max(LOWEST, logprob), rank=rank, decoded_token=_spelling(each, tokenizer))
             for each, logprob, rank in triples
         }
 
@@ -84,8 +83,11 @@ def to_prompt(tokens: Sequence[Token], num_top: int, tokenizer: Tokenizer) -> li
 
 
 def _top(token_id: int, logprob: float, tokenizer: Tokenizer) -> TopLogprob:
-    raw = _raw_bytes(token_id, tokenizer)
-    return TopLogprob(token=_spell(raw), logprob=max(LOWEST, logprob), bytes=list(raw))
+    return TopLogprob(
+        token=_spelling(token_id, tokenizer),
+        logprob=max(LOWEST, logprob),
+        bytes=list(_raw_bytes(token_id, tokenizer)),
+    )
 
 
 def _raw_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
@@ -93,8 +95,10 @@ def _raw_bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
     return tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
 
 
-def _spell(raw: bytes) -> str:
+@lru_cache(maxsize=1 << 16)
+def _spelling(token_id: int, tokenizer: Tokenizer) -> str:
     """A token as text; one that is no whole character as its bytes, so that two of them never look the same."""
+    raw = _raw_bytes(token_id, tokenizer)
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -79,7 +79,7 @@ class Continuation:
         if output.finish_reason is not None and stop is None:
             text, stop = self._show(self._detokenizer.flush())
             shown += [text, self._matcher.flush()]
-        is_asked = output.stop_token_id in self._sampling.stop_token_ids
+        is_asked = output.stop_token_id is not None and output.stop_token_id in self._sampling.stop_token_ids
         return Gain(
             text="".join(shown),
             offsets=tuple(offsets),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from minnow.core.errors import RequestError
 
 MAX_STOPS = 16
+MAX_STOP_CHARS = 1_000
 
 
 class StopMatcher:
@@ -22,7 +23,7 @@ class StopMatcher:
         include: the shown text ends with the stop string instead of before it.
 
     Raises:
-        RequestError: an empty stop string, or more than `MAX_STOPS` of them.
+        RequestError: an empty stop string, one longer than `MAX_STOP_CHARS`, or more than `MAX_STOPS` of them.
     """
 
     def __init__(self, stops: Iterable[str], include: bool = False) -> None:
@@ -34,6 +35,10 @@ class StopMatcher:
             raise RequestError("stop holds an empty string; leave it out", param="stop")
         if len(self._stops) > MAX_STOPS:
             raise RequestError(f"stop holds {len(self._stops)} strings; at most {MAX_STOPS} are allowed", param="stop")
+        longest = max(map(len, self._stops), default=0)
+        if longest > MAX_STOP_CHARS:
+            words = f"stop holds a string of {longest:,} characters; at most {MAX_STOP_CHARS:,} are allowed"
+            raise RequestError(words, param="stop")
 
     def step(self, text: str) -> tuple[str, str | None]:
         """Take new text; return the text to show now and the stop string it completed, or None."""

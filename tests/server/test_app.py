@@ -10,12 +10,13 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from minnow.config.server import ServerConfig
-from minnow.core.errors import ConfigError
+from minnow.core.errors import ConfigError, RequestError
 from minnow.engine.client import EngineClient
 from minnow.engine.host import EngineThread
-from minnow.server import app
+from minnow.server import app, limits
 from tests.server.ask import BYTES, MODEL_NAME, ask, chat, completion, http, scripted
 from tests.server.scripted import chat_template
 
@@ -170,3 +171,63 @@ def test_the_server_loads_no_torch() -> None:
     words = "import sys, minnow.server.app, minnow.server.listen; from minnow.core import folder; "
     words += "folder.members('minnow.server.routes'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0
+
+
+def test_a_page_of_another_site_may_not_ask_a_server_without_a_key() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for site, status in (("cross-site", 403), ("same-origin", 200), ("same-site", 200), ("none", 200)):
+            answer = await client.post("/v1/chat/completions", json=chat(), headers={"Sec-Fetch-Site": site})
+            assert answer.status_code == status, site
+        assert (
+            await client.get("/", headers={"Sec-Fetch-Site": "cross-site"})
+        ).status_code == 200  # a link to the page
+
+    ask(scripted("ok"), scenario)
+
+
+def test_with_a_key_the_key_decides() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        headers = {"Sec-Fetch-Site": "cross-site", "Authorization": "Bearer secret"}
+        assert (await client.post("/v1/chat/completions", json=chat(), headers=headers)).status_code == 200
+
+    ask(scripted("ok"), scenario, api_key="secret")
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.05)
+
+    parts = [{"type": "http.request", "body": b'{"model"', "more_body": True}]
+
+    async def receive() -> Message:
+        if not parts:
+            await asyncio.sleep(30)
+        return parts.pop()
+
+    with pytest.raises(RequestError, match="nothing more of the body") as caught:
+        asyncio.run(limits.read_body(Request({"type": "http", "headers": []}, receive), 1000))
+    assert caught.value.status == 408
+
+
+def test_long_work_waits_for_its_turn_and_is_forgotten_when_nobody_waits() -> None:
+    async def main() -> None:
+        threads = limits.Threads(num_threads=1)
+        may_end = threading.Event()
+        done: list[str] = []
+
+        def hold() -> str:
+            may_end.wait(10)
+            return "held"
+
+        first = asyncio.create_task(threads.run(hold))
+        second = asyncio.create_task(threads.run(lambda: done.append("second")))
+        third = asyncio.create_task(threads.run(lambda: done.append("third")))
+        await asyncio.sleep(0.01)
+        second.cancel()
+        may_end.set()
+        assert await first == "held"
+        await third
+        assert done == ["third"]
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(lambda: 1 / 0)
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))

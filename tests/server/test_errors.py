@@ -126,7 +126,13 @@ COMPLETIONS_ONLY = [
     ({"logprobs": 100}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": 21, "echo": True}, "logprobs"),
+    ({"prompt": [[1] * 50] * 100, "n": 10, "echo": True, "logprobs": 20, "max_tokens": 0}, "logprobs"),
     ({"suffix": "end"}, "suffix"),
+    ({"length_penalty": 2}, "length_penalty"),
+    ({"thinking": {"type": "enabled"}}, "thinking"),
+    ({"stop": "x" * 1001}, "stop"),
+    ({"stop_token_ids": list(range(257)) * 8 + [300]}, "stop_token_ids"),
+    ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
 ]
 
 
@@ -143,7 +149,7 @@ def test_a_bad_field_is_named(path: str, fields: dict[str, Any], param: str) -> 
     async def scenario(client: httpx.AsyncClient) -> None:
         error = await refused(client, path, (chat if path == CHAT else completion)(**fields))
         assert error["param"] == param
-        assert error["message"].isascii()
+        assert error["message"].isascii() and len(error["message"]) < 1100
         assert engine.added == []
 
     ask(engine, scenario)

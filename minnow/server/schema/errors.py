@@ -12,6 +12,7 @@ from minnow.server.schema.unsupported import check_supported
 
 T = TypeVar("T")
 
+_MAX_WORDS = 1_000  # characters
 _KEY = re.compile(r"^.* at `key` in `\$\.?(.*)`$")
 _PATH = re.compile(r"^(.*) - at `\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
@@ -35,7 +36,10 @@ class ErrorBody(msgspec.Struct, kw_only=True):
 def to_body(error: RequestError) -> ErrorBody:
     """The wire form of an error."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
-    return ErrorBody(error=ErrorDetail(message=str(error), type=kind, param=error.param, code=error.code))
+    words = str(error)
+    if len(words) > _MAX_WORDS:  # it repeats what the client sent
+        words = f"{words[: _MAX_WORDS // 2]} ... {words[-_MAX_WORDS // 2 :]}"
+    return ErrorBody(error=ErrorDetail(message=words, type=kind, param=error.param, code=error.code))
 
 
 def decode(body: bytes, wire_type: type[T]) -> T:

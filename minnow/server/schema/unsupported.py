@@ -21,6 +21,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "suffix": ("",),
     "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "thinking": (),
     "prompt_embeds": (),
     "truncate_prompt_tokens": (),
     "bad_words": ([],),
