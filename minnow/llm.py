@@ -217,7 +217,7 @@ class LLM:
         return self.generate([ids], sampling_params, stop=stop)[0]
 
     def render(self, messages: Sequence[Message], template_variables: Mapping[str, Any] | None = None) -> Rendered:
-        """A conversation as the model continues it; control tokens that a user's or tool's message spells are text."""
+        """A conversation as the model continues it; control tokens that users, tools or variables spell are text."""
         template = ChatTemplate.load(self._directory, self._override)
         return conversation.render(messages, template, self.tokenizer, variables=template_variables)
 

@@ -179,6 +179,7 @@ class Collector:
         self.token_ids: dict[str, list[int]] = {}
         self.ends: dict[str, TokenOutput] = {}
         self.num_cached_tokens: dict[str, int] = {}
+        self.num_preemptions: dict[str, int] = {}
         self.scores: dict[str, tuple[TokenLogprobs, ...]] = {}  # of the prompt
 
     def take(self, outputs: list[TokenOutput]) -> None:
@@ -188,7 +189,8 @@ class Collector:
             assert output.token_ids or output.finish_reason, "an output says nothing"
             is_first = output.request_id not in self.token_ids
             assert is_first or not (output.prompt_logprobs or output.queued_s), "a later output tells of the prompt"
-            assert output.finish_reason or not output.num_preemptions, "an earlier output tells of preemptions"
+            assert output.num_preemptions >= self.num_preemptions.get(output.request_id, 0), "preemptions got fewer"
+            self.num_preemptions[output.request_id] = output.num_preemptions
             self.scores.setdefault(output.request_id, output.prompt_logprobs)
             self.num_cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
             self.token_ids.setdefault(output.request_id, []).extend(output.token_ids)

@@ -9,6 +9,7 @@ import minnow
 from minnow.config import flags, generation, load
 from minnow.config import model as model_config
 from minnow.config.engine import EngineConfig, check
+from minnow.core import env
 from minnow.core.errors import ConfigError
 
 HELP = "serve a model over HTTP, as the OpenAI API"
@@ -28,6 +29,10 @@ def run(args: argparse.Namespace) -> int:
     key_origin = loaded.origin_by_field["api_key"]
     if key_origin != "default" and not config.server.api_key.strip():
         raise ConfigError(f"{key_origin}: the API key is empty; give one, or leave it out to let everyone in")
+    if env.read("PROMETHEUS_MULTIPROC_DIR"):
+        raise ConfigError(
+            "PROMETHEUS_MULTIPROC_DIR is set, for metrics of several processes; unset it, there is one here"
+        )
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _serve(config)

@@ -62,23 +62,14 @@ def check(config: EngineConfig, model: ModelConfig) -> None:
 
 def problems(config: EngineConfig, model: ModelConfig) -> tuple[str, ...]:
     """What `check` refuses, one sentence each."""
-    return (*_parallel_problems(config, model), *_cache_problems(config, model), *_length_problems(config, model))
+    return (*_parallel_problems(config), *_cache_problems(config, model), *_length_problems(config, model))
 
 
-def _parallel_problems(config: EngineConfig, model: ModelConfig) -> list[str]:
+def _parallel_problems(config: EngineConfig) -> list[str]:
     found = []
     ranks, replicas = config.parallel.tensor_parallel_size, config.parallel.data_parallel_size
     if ranks > 1:
         found.append(f"--tensor-parallel-size is {ranks}; an engine runs on one device for now, leave it out")
-    if model.num_attention_heads % ranks:
-        found.append(
-            f"--tensor-parallel-size is {ranks}; it must divide the model's {model.num_attention_heads} attention heads"
-        )
-    heads = model.num_key_value_heads
-    if heads % ranks and ranks % heads:
-        found.append(
-            f"--tensor-parallel-size is {ranks}; it must divide the model's {heads} key/value heads or be a multiple"
-        )
     if replicas > 1:
         found.append(f"--data-parallel-size is {replicas}; an engine runs as one replica for now, leave it out")
     return found

@@ -10,7 +10,7 @@ from minnow.config.field import Field
 class SchedulerConfig:
     """What runs in a step, and in which order."""
 
-    max_num_batched_tokens: Annotated[int, Field("tokens of all sequences in one step", "tokens", at_least=1)] = 2048
+    max_num_batched_tokens: Annotated[int, Field("tokens of all sequences in one step", "tokens", at_least=1)] = 512
     max_num_seqs: Annotated[int, Field("sequences in one step", "sequences", at_least=1)] = 64
     long_prefill_token_threshold: Annotated[
         int, Field("longest prefill chunk of one request when others wait; 0 is off", "tokens", at_least=0)

@@ -146,6 +146,10 @@ FLAGS: tuple[Row, ...] = (
     *_switches("no effect", "cached tokens are always reported", "--enable-prompt-tokens-details"),
     *_ignored("there is one process for the door", "--api-server-count", aliases=("-asc",)),
     *_refused(_PROXY, "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs", "--root-path"),
+    *_refused(
+        "pages of other origins get no answer; serve them through a proxy of the same origin",
+        "--allowed-origins", "--allowed-methods", "--allowed-headers",
+    ),
     *_refused("send chat_template_kwargs with each request", "--default-chat-template-kwargs"),
 )  # fmt: skip
 

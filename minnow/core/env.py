@@ -18,6 +18,10 @@ VARIABLES = (
     Variable(name="MINNOW_HOME", meaning="where models are kept", default="~/.cache/minnow"),
     Variable(name="MINNOW_CHECK", meaning="1 checks dtypes and axes of every operation call", default="0"),
     Variable(name="MINNOW_ISA", meaning="instruction set of CPU kernels: portable, avx2, avx512; empty is the best"),
+    Variable(
+        name="PROMETHEUS_MULTIPROC_DIR",
+        meaning="must not be set for `minnow serve`: its metrics are of one process, and would mix with others' there",
+    ),
     Variable(name="MINNOW_LOG", meaning="least level that is logged: debug, info, warning, error", default="info"),
 )  # fmt: skip
 

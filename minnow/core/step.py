@@ -123,7 +123,7 @@ class TokenOutput:
         stop_token_id: the token that ended it, when finish_reason is "stop".
         num_cached_tokens: prompt tokens that the prefix cache had; in the first output.
         queued_s: from its arrival at the scheduler to its first step; in the first output.
-        num_preemptions: how often it gave its blocks up; in the last output.
+        num_preemptions: how often it has given its blocks up so far.
         error: one sentence, when finish_reason is "error".
     """
 
@@ -148,7 +148,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A named operation applied between steps: "reset_prefix_cache", "drain", later adapters and weights."""
+    """A named operation applied between steps: "reset_prefix_cache", later adapters and weights."""
 
     control_id: int
     name: str

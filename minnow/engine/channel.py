@@ -1,5 +1,6 @@
 """typed message pipe: in-process queue or local socket, same behaviour"""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -131,18 +132,24 @@ class EngineEnd:
 
 
 class ClientEnd:
-    """The end that the engine's client holds."""
+    """The end that the engine's client holds.
 
-    def __init__(self, inbox: Inbox) -> None:
-        self._inbox = inbox
+    Args:
+        put: takes what `pack` makes of a message, and None to stop; never blocks.
+        pack: called by whoever sends, so that a message that cannot be sent is that caller's error.
+    """
+
+    def __init__(self, put: Callable[[Any], None], pack: Callable[[ToEngine], Any]) -> None:
+        self._put = put
+        self._pack = pack
 
     def send(self, message: ToEngine) -> None:
         """Hand a message to the engine; it is read between two steps. Never blocks."""
-        self._inbox.put(message)
+        self._put(self._pack(message))
 
     def stop(self) -> None:
         """Ask the engine's loop to end after its current step."""
-        self._inbox.put(None)
+        self._put(None)
 
 
 def in_process(deliver: Deliver) -> tuple[ClientEnd, EngineEnd]:
@@ -152,28 +159,27 @@ def in_process(deliver: Deliver) -> tuple[ClientEnd, EngineEnd]:
         deliver: called on the engine's thread with each message for the client.
     """
     inbox: Inbox = queue.SimpleQueue()
-    return ClientEnd(inbox), EngineEnd(inbox, deliver)
+    return ClientEnd(inbox.put, lambda message: message), EngineEnd(inbox, deliver)
 
 
 def client_end(connection: Connection, deliver: Deliver, how_it_ended: Callable[[], str]) -> ClientEnd:
     """The client's end of a channel between processes.
 
     Args:
-        connection: both ways; the caller closes it after the last message.
+        connection: both ways; closed once the other process is gone.
         deliver: called on a thread with each message; the last one is always `Closed`.
         how_it_ended: asked when the other process is gone without its last message.
     """
-    outbox: Inbox = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def write() -> None:
-        while True:
-            message = outbox.get()
+        content: bytes | None = b""
+        while content is not None:
+            content = outbox.get()
             try:
-                connection.send_bytes(_STOP if message is None else encode(message))
+                connection.send_bytes(_STOP if content is None else content)
             except OSError:
                 return  # the reader says why
-            if message is None:
-                return
 
     def read() -> None:
         message: FromEngine = Alive()
@@ -182,11 +188,17 @@ def client_end(connection: Connection, deliver: Deliver, how_it_ended: Callable[
                 message = decode(connection.recv_bytes())
             except (EOFError, OSError):
                 message = Closed(error=how_it_ended())
+            except Exception as error:  # of our own making; a deaf client would wait for ever
+                message = Closed(error=f"a message of it could not be read: {error}")
             deliver(message)
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                connection.recv_bytes()
+        connection.close()
 
     for work in (write, read):
         threading.Thread(target=work, name=f"channel {work.__name__}", daemon=True).start()
-    return ClientEnd(outbox)
+    return ClientEnd(outbox.put, encode)
 
 
 def engine_end(connection: Connection, when_gone: Callable[[], None]) -> EngineEnd:
@@ -194,7 +206,7 @@ def engine_end(connection: Connection, when_gone: Callable[[], None]) -> EngineE
 
     Args:
         connection: both ways.
-        when_gone: called on a thread when the other process is gone.
+        when_gone: called on any thread when the other process is gone.
     """
     inbox: Inbox = queue.SimpleQueue()
     lock = threading.Lock()
@@ -209,8 +221,11 @@ def engine_end(connection: Connection, when_gone: Callable[[], None]) -> EngineE
 
     def deliver(message: FromEngine) -> None:
         content = encode(message)
-        with lock:
-            connection.send_bytes(content)
+        try:
+            with lock:
+                connection.send_bytes(content)
+        except OSError:
+            when_gone()
 
     threading.Thread(target=read, name="channel read", daemon=True).start()
     return EngineEnd(inbox, deliver)

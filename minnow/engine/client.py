@@ -5,19 +5,20 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from minnow.core.errors import MinnowError, RequestError
 from minnow.core.log import Logger
 from minnow.core.request import Request
 from minnow.core.step import Abort, Control, ControlReply, EngineStats, TokenOutput
-from minnow.engine.channel import ClientEnd, Closed, FromEngine, Loading, Outputs, Ready, Refusal
+from minnow.engine.channel import Alive, ClientEnd, Closed, FromEngine, Loading, Outputs, Ready, Refusal
 from minnow.engine.host import Host
 from minnow.engine.outputs import OutputStream
 
 STEP_TIMEOUT_S = 300.0
 FROZEN_AFTER_S = 8.0
 _WATCH_S = 0.5
-_GRACE_S = 2.0
+GRACE_S = 2.0
 
 
 class EngineClient:
@@ -55,7 +56,8 @@ class EngineClient:
         self._replies: dict[int, asyncio.Future[ControlReply]] = {}
         self._control_ids = itertools.count(1)
         self._stats = EngineStats()
-        self._heard_at_s = self._stepped_at_s = clock()
+        self._heard_at_s = clock()
+        self._owed_since_s: float | None = None  # the engine's last move, while it owes one
         self._loading: Loading | None = None
         self._ready: Ready | None = None
         self._closed: Closed | None = None
@@ -73,16 +75,16 @@ class EngineClient:
         self._end = self._host.start(self._deliver)
         self._watcher = asyncio.create_task(self._watch())
 
-    async def ready(self) -> None:
-        """Wait until the engine takes requests.
+    async def ready(self) -> bool:
+        """Wait until the engine takes requests; False where it was told to end before.
 
         Raises:
             MinnowError: it could not be made; of the class that says it best.
         """
         await self._is_settled.wait()
-        if self._ready is None:
-            assert self._closed is not None
+        if self._ready is None and self._closed is not None and self._closed.error is not None:
             raise self._closed.to_error()
+        return self._ready is not None
 
     async def ended(self) -> str | None:
         """Wait for the engine's end; what went wrong, or None when it was told to end."""
@@ -98,7 +100,7 @@ class EngineClient:
         """Take no more requests; what is open goes on."""
         self._is_draining = True
 
-    async def close(self, *, grace_s: float = _GRACE_S) -> None:
+    async def close(self, *, grace_s: float = GRACE_S) -> None:
         """End open requests with an error, and the engine after its current step.
 
         Args:
@@ -111,27 +113,28 @@ class EngineClient:
         self._end.stop()
         await asyncio.to_thread(self._host.join, grace_s if self.was_ready else 0.0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_over.wait(), _GRACE_S)
+            await asyncio.wait_for(self._is_over.wait(), GRACE_S)
         self._end_all(Closed())
         if self._watcher is not None:
             self._watcher.cancel()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def submit(self, requests: Sequence[Request]) -> OutputStream:
+    def submit(self, requests: Sequence[Request], observe: Callable[[TokenOutput], None] | None = None) -> OutputStream:
         """Hand requests to the engine and stream their outputs, all in one stream.
+
+        Args:
+            observe: told of each output when it arrives, however late the stream is read; must not raise.
 
         Raises:
             RequestError: the engine takes none now. A refusal of these comes out of the stream.
         """
         self._check()
-        stream = OutputStream([request.request_id for request in requests], self._forget)
-        if not self._streams:
-            self._stepped_at_s = self._clock()  # an idle engine makes no steps; the wait for one starts now
+        stream = OutputStream([request.request_id for request in requests], self._forget, observe)
         for request in requests:
             assert request.request_id not in self._streams, "request ids are unique"
-            self._streams[request.request_id] = stream
             self._send(request)
+            self._streams[request.request_id] = stream
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -189,8 +192,8 @@ class EngineClient:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the engine last ended a step, or got its first request; 0 while nothing is open."""
-        return self._clock() - self._stepped_at_s if self._streams else 0.0
+        """Seconds since the engine last ended a step or answered, or was asked; 0 while it has nothing to do."""
+        return 0.0 if self._owed_since_s is None else self._clock() - self._owed_since_s
 
     @property
     def trouble(self) -> str | None:
@@ -234,18 +237,19 @@ class EngineClient:
     def _send(self, message: Request | Abort | Control) -> None:
         assert self._end is not None
         self._end.send(message)
+        if self._owed_since_s is None:
+            self._owed_since_s = self._clock()
 
     def _deliver(self, message: FromEngine) -> None:
         """On a thread of the channel: pass a message to the event loop."""
         self._heard_at_s = self._clock()
-        if isinstance(message, Outputs):
-            self._stepped_at_s = self._heard_at_s
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._take, message)
 
     def _take(self, message: FromEngine) -> None:
         """On the event loop: give a message to whom it concerns."""
+        self._note(message)
         match message:
             case Outputs():
                 for output in message.outputs:
@@ -266,6 +270,13 @@ class EngineClient:
             case Closed():
                 self._end_all(message)
 
+    def _note(self, message: FromEngine) -> None:
+        """Whether the engine moves, and whether it has to: the next answer is due from its last move on."""
+        if self._owed_since_s is None or isinstance(message, Alive):
+            return
+        is_idle = isinstance(message, EngineStats) and not (message.num_running or message.num_waiting)
+        self._owed_since_s = None if is_idle and not self._streams else self._heard_at_s
+
     def _give(self, request_id: str, item: TokenOutput | RequestError, *, is_last: bool) -> None:
         stream = self._streams.pop(request_id, None) if is_last else self._streams.get(request_id)
         if stream is not None:  # else it was aborted while this was on its way
@@ -284,7 +295,7 @@ class EngineClient:
     # -- ends -----------------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """End what is open when the engine hangs; should it wake up, it finds it all aborted, and serves again."""
+        """End what is open when the engine hangs; should it move again, it finds it all aborted, and serves again."""
         was_hanging = False
         while True:
             await asyncio.sleep(_WATCH_S)
@@ -293,6 +304,8 @@ class EngineClient:
             if reason is not None and was_hanging and self._streams:
                 Logger("server").error("engine hangs", reason=reason, requests=self.num_open)
                 self._end_streams(f"the engine hangs: {reason}")
+            elif reason is None and was_hanging:
+                Logger("server").info("engine moves again")
             was_hanging = reason is not None
 
     def _end_streams(self, error: str) -> None:
@@ -305,6 +318,9 @@ class EngineClient:
         """End everything that is open, with the reason."""
         if self._closed is not None:
             return
+        self._stats = replace(
+            self._stats, num_running=0, num_waiting=0, num_free_blocks=self._stats.num_blocks
+        )  # whatever held them is gone
         self._closed = Closed() if self._is_closing else closed  # what is forced to end has not failed
         error = f"the engine failed: {closed.error}" if closed.error else "the server was stopped"
         if self._closed.error and self.was_ready:

@@ -90,14 +90,14 @@ def run(
                 outputs = tuple(engine.step())
                 num_tokens_before, num_tokens = num_tokens, engine.stats().computed_tokens
                 end.send(Outputs(outputs=outputs, num_tokens=num_tokens - num_tokens_before))
-            # A step that leaves the engine idle always reports: nothing would correct the gauges later.
+            # An idle engine always reports before it waits: nothing would correct the gauges later, and it says so
+            # that it owes no answer.
             if engine.is_idle or clock() - sent_at_s >= STATS_INTERVAL_S:
                 stats = engine.stats()
-                if stats != sent_stats:
+                if engine.is_idle or stats != sent_stats:
                     end.send(stats)
                 sent_stats, sent_at_s = stats, clock()
     except Exception as error:
-        log.error("engine failed", error=f"{type(error).__name__}: {error}")
         log.error("engine failed", traceback=traceback.format_exc())
         end.send(Closed(error=f"{type(error).__name__}: {error}"))
     else:
@@ -110,9 +110,8 @@ def pulse(end: EngineEnd, interval_s: float = PULSE_S) -> Iterator[None]:
     is_over = threading.Event()
 
     def beat() -> None:
-        with contextlib.suppress(OSError):  # nobody hears it any more
-            while not is_over.wait(interval_s):
-                end.send(Alive())
+        while not is_over.wait(interval_s):
+            end.send(Alive())
 
     thread = threading.Thread(target=beat, name="pulse", daemon=True)
     thread.start()

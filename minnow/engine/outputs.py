@@ -19,10 +19,17 @@ class OutputStream:
     Args:
         request_ids: of the requests.
         abort: stops one of them, and hears no more of it.
+        observe: told of each output when it arrives, however late it is read.
     """
 
-    def __init__(self, request_ids: Sequence[str], abort: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request_ids: Sequence[str],
+        abort: Callable[[str], None],
+        observe: Callable[[TokenOutput], None] | None = None,
+    ) -> None:
         self._abort = abort
+        self._observe = observe
         self._open = dict.fromkeys(request_ids)
         self._ready: deque[TokenOutput | RequestError] = deque()
         self._wake = asyncio.Event()
@@ -74,3 +81,5 @@ class OutputStream:
             self._open.pop(request_id, None)
         self._ready.append(item)
         self._wake.set()
+        if self._observe is not None and not isinstance(item, RequestError):
+            self._observe(item)

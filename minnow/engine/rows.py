@@ -1,8 +1,9 @@
 """the request table on the device: one fixed row a sequence"""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, StepPlan
@@ -15,6 +16,8 @@ class Row:
     Attributes:
         token_ids: prompt and output so far; grows with each sampled token.
         num_blocks: entries of the row's block table that are set.
+        bias: f32 [V], what the request adds to every row of logits, minus infinity where a token may not be drawn; made
+            by the sampler when it is first needed.
     """
 
     token_ids: list[int]
@@ -23,7 +26,8 @@ class Row:
     stop_token_ids: tuple[int, ...]
     seed: int
     adapter_slot: int = 0
-    num_blocks: int = field(default=0)
+    num_blocks: int = 0
+    bias: Tensor | None = None
 
     @property
     def num_output_tokens(self) -> int:

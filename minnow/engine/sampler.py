@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, RowStep, TokenLogprobs
 from minnow.engine.rows import Row
 from minnow.kernels.registry import Kernels
@@ -111,15 +112,26 @@ def _score(logits: Tensor, row: Row, position: int) -> list[TokenLogprobs] | Non
 def _adjust(logits: Tensor, row: Row) -> None:
     """Masks, bias and penalties, in place; order as in vLLM."""
     sampling = row.sampling
-    if sampling.allowed_token_ids is not None:
-        is_banned = torch.ones_like(logits, dtype=torch.bool)
-        is_banned[list(sampling.allowed_token_ids)] = False
-        logits.masked_fill_(is_banned, -torch.inf)
+    if sampling.allowed_token_ids is not None or sampling.logit_bias:
+        if row.bias is None:
+            row.bias = _bias(sampling, logits)
+        logits += row.bias
     if row.num_output_tokens < sampling.min_tokens and row.stop_token_ids:
         logits[list(row.stop_token_ids)] = -torch.inf
-    for token_id, bias in sampling.logit_bias:
-        logits[token_id] += bias
     _penalise(logits, row)
+
+
+def _bias(sampling: SamplingParams, logits: Tensor) -> Tensor:
+    """f32 [V], what a request adds to its logits in every step."""
+    bias = torch.zeros_like(logits)
+    if sampling.allowed_token_ids is not None:
+        bias.fill_(-torch.inf)
+        bias[list(sampling.allowed_token_ids)] = 0.0
+    if sampling.logit_bias:
+        ids, values = zip(*sampling.logit_bias, strict=True)
+        device = logits.device
+        bias.index_add_(0, torch.tensor(ids, device=device), torch.tensor(values, dtype=bias.dtype, device=device))
+    return bias
 
 
 def _penalise(logits: Tensor, row: Row) -> None:

@@ -190,10 +190,18 @@ class Scheduler:
         insort(self._waiting, victim, key=_rank)
 
     def _admit(self, planning: Planning) -> None:
-        """Start waiting sequences in order, until one does not fit: nobody is overtaken, so nobody starves."""
-        while self._waiting and self._free_rows and planning.budget_tokens:
+        """Start waiting sequences in order, until one does not fit: nobody is overtaken, so nobody starves.
+
+        But while others have all the scores of this step, who wants none goes past those that do; they keep their
+        turn, and get their scores as those before them end.
+        """
+        for waiting in list(self._waiting):
+            if not self._free_rows or not planning.budget_tokens:
+                break
+            if waiting.wants_prompt_logprobs and not planning.budget_logprobs:
+                continue
             # The tokens of a plan in flight must arrive first, as a start carries all tokens.
-            if self._waiting[0].num_in_flight or not self._start(self._waiting[0], planning):
+            if waiting.num_in_flight or not self._start(waiting, planning):
                 break
 
     def _start(self, waiting: Sequence, planning: Planning) -> bool:
@@ -202,8 +210,6 @@ class Scheduler:
         num_cached_tokens = len(cached) * self._blocks.block_size
         budget_tokens = planning.budget_of(waiting, num_cached_tokens)
         num_tokens = self._num_chunk_tokens(len(waiting.token_ids) - num_cached_tokens, budget_tokens)
-        if not num_tokens:
-            return False  # others score their prompts in this step; it keeps its turn
         is_whole = policy.needs_whole(waiting, is_reserving=self._config.scheduler_reserve_full_isl)
         num_held_tokens = len(waiting.token_ids) if is_whole else num_cached_tokens + num_tokens
         num_new_blocks = self._blocks.num_blocks_of(num_held_tokens) - len(cached)
@@ -225,7 +231,7 @@ class Scheduler:
             waiting.queued_s = self._clock() - waiting.added_s
             self._prefix_queries_tokens += len(waiting.token_ids)
             self._prefix_hits_tokens += num_cached_tokens
-        del self._waiting[0]
+        _remove(self._waiting, waiting)
         insort(self._running, waiting, key=_rank)
         planning.starts.append(waiting.row_start())
         planning.blocks_by_row[waiting.row] = waiting.block_ids

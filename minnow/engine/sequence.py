@@ -135,7 +135,7 @@ class Sequence:
         finish_reason: FinishReason | None,
         error: str | None,
     ) -> TokenOutput:
-        """An output of this sequence; the first one tells of the prompt and the queue, the last of preemptions."""
+        """An output of this sequence; the first one tells of the prompt and the queue."""
         is_first, self.has_answered = not self.has_answered, True
         is_scored = len(self.prompt_logprobs) == self.num_prompt_tokens - 1
         scores, self.prompt_logprobs = self.prompt_logprobs, []
@@ -148,7 +148,7 @@ class Sequence:
             stop_token_id=token_ids[-1] if finish_reason == "stop" else None,
             num_cached_tokens=self.num_cached_tokens or 0 if is_first else 0,
             queued_s=self.queued_s if is_first else 0.0,
-            num_preemptions=0 if finish_reason is None else self.num_preemptions,
+            num_preemptions=self.num_preemptions,
             error=error,
         )
 

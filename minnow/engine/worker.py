@@ -14,7 +14,7 @@ from minnow.core.errors import MinnowError
 from minnow.core.log import Logger
 from minnow.engine import channel, loop
 from minnow.engine.channel import Closed, EngineEnd, Loading
-from minnow.engine.host import Start
+from minnow.engine.host import IGNORED_SIGNALS, Start
 
 
 def main(number: int) -> None:
@@ -23,9 +23,9 @@ def main(number: int) -> None:
     Args:
         number: file descriptor of the channel's socket.
     """
-    # A terminal sends its signals to us, too; when to stop is for the process that started us to say.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for each in IGNORED_SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     connection = Connection(number)
     try:
         start = msgspec.msgpack.decode(connection.recv_bytes(), type=Start)
@@ -33,7 +33,7 @@ def main(number: int) -> None:
         end = channel.engine_end(connection, when_gone=lambda: os._exit(1))
         with loop.pulse(end):
             _serve(start, end)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except EOFError:
         os._exit(1)
 
 

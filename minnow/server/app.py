@@ -1,8 +1,7 @@
-"""build the ASGI application; start and stop"""
+"""build the ASGI application"""
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,10 +13,10 @@ from starlette.routing import BaseRoute
 
 from minnow.config.server import ServerConfig
 from minnow.core import folder, units
-from minnow.core.errors import RequestError
+from minnow.core.errors import ConfigError, RequestError
 from minnow.engine.client import EngineClient
 from minnow.server.door import Door
-from minnow.server.limits import KeyGuard, SameSite
+from minnow.server.limits import KeyGuard, SameSite, Threads
 from minnow.server.metrics import Metrics
 from minnow.server.stream import ClientGone, error_response
 from minnow.server.watch import CountErrors
@@ -37,10 +36,10 @@ def build(
     sampling_defaults: Mapping[str, Any] | None = None,
     routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
-    """The application; it starts the client's engine with itself, and stops it.
+    """The application.
 
     Args:
-        client: not started yet.
+        client: asks the engine; whoever serves the application starts it, and closes it.
         tokenizer: the model's.
         template: the model's, or the operator's.
         model_name: what the API calls the model, unless the configuration names it otherwise.
@@ -52,6 +51,9 @@ def build(
         ConfigError: a limit that is no number of bytes.
     """
     config = config or ServerConfig()
+    max_body_bytes = units.parse_bytes(config.max_body_bytes)
+    if max_body_bytes < 1:
+        raise ConfigError(f"--max-body-bytes is {config.max_body_bytes}; it must be 1 or more")
     name = config.served_model_name or model_name
     metrics = Metrics(client, name)
     client.on_step = metrics.observe_step
@@ -63,17 +65,10 @@ def build(
         model_name=name,
         sampling_defaults=dict(sampling_defaults or {}),
         created=int(time.time()),
-        max_body_bytes=units.parse_bytes(config.max_body_bytes),
+        max_body_bytes=max_body_bytes,
         metrics=metrics,
+        threads=Threads(),
     )
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await client.start()
-        try:
-            yield
-        finally:
-            await client.close()
 
     found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
     guard = Middleware(KeyGuard, config.api_key) if config.api_key else Middleware(SameSite)
@@ -87,7 +82,6 @@ def build(
             HTTPException: _not_here,
             Exception: _broken,
         },
-        lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a path has one spelling
     return app

@@ -52,6 +52,11 @@ class Call:
     streams: bool
     options: StreamOptions
 
+    @property
+    def is_scored(self) -> bool:
+        """Log-probabilities of the prompts' tokens are asked for."""
+        return self.sampling[0].prompt_logprobs is not None
+
 
 def make_call(
     wire: ChatRequest | CompletionRequest, prompts: list[Prompt], door: Door, *, call_id: str, arrival_s: float

@@ -6,6 +6,7 @@ from typing import Any
 
 from minnow.config.server import ServerConfig
 from minnow.engine.client import EngineClient
+from minnow.server.limits import Threads
 from minnow.server.metrics import Metrics
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ class Door:
         created: Unix time of the start, in seconds.
         max_body_bytes: largest request body.
         metrics: told what happens.
+        threads: for work that would hold up the event loop.
     """
 
     client: EngineClient
@@ -32,3 +34,4 @@ class Door:
     created: int
     max_body_bytes: int
     metrics: Metrics
+    threads: Threads

@@ -17,6 +17,8 @@ from minnow.server.watch import CallWatch
 from minnow.text.continuation import Continuation
 from minnow.text.tokenizer import Tokenizer
 
+_SCORE_BYTES = 40  # of JSON, for one log-probability and its token
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
@@ -46,11 +48,10 @@ class _Choice:
 
     def __init__(self, index: int, echo: Echo, continuation: Continuation) -> None:
         self.index = index
-        self.is_done = False
+        self.is_done = self.has_begun = False
         self.num_cached_tokens = 0
         self._continuation = continuation
         self._echo = echo
-        self._has_begun = False
 
     @property
     def num_tokens(self) -> int:
@@ -67,7 +68,7 @@ class _Choice:
             raise RequestError(output.error or "the engine failed", code="engine_error", status=500)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
         gain = self._continuation.take(output)
-        is_first, self._has_begun = not self._has_begun, True
+        is_first, self.has_begun = not self.has_begun, True
         tokens = tuple(
             Token(token_id=output.token_ids[i], offset=len(self._echo.text) + offset, logprobs=output.logprobs[i])
             for i, offset in enumerate(gain.offsets if output.logprobs else ())
@@ -99,8 +100,7 @@ class Generation:
         self._metrics = metrics
         self._choices: list[_Choice] = []
         for prompt, sampling in zip(call.prompts, call.sampling, strict=True):
-            is_scored = sampling.prompt_logprobs is not None
-            echo = Echo(prompt, tokenizer, has_text=call.has_echo, has_logprobs=is_scored)
+            echo = Echo(prompt, tokenizer, has_text=call.has_echo, has_logprobs=call.is_scored)
             for _ in range(call.num_choices):
                 continuation = Continuation(
                     tokenizer,
@@ -133,24 +133,48 @@ class Generation:
         Raises:
             RequestError: the engine refuses the call (before any delta), or fails.
         """
-        if all(sampling.max_tokens == 0 and sampling.prompt_logprobs is None for sampling in self._call.sampling):
+        if not self._call.is_scored and all(sampling.max_tokens == 0 for sampling in self._call.sampling):
             for choice in self._choices:
                 yield choice.take(TokenOutput(request_id="", finish_reason="length"))
             return
         requests = self._requests()
         choice_by_id = {request.request_id: choice for request, choice in zip(requests, self._choices, strict=True)}
-        async with self._client.submit(requests) as stream:
-            with CallWatch(self._metrics, requests, self._call.num_choices, self._call.arrival_s) as watches:
-                async for output in stream:
-                    choice, watch = choice_by_id[output.request_id], watches.of(output.request_id)
-                    if output.finish_reason == "error":
-                        watch.fail()
-                    delta = choice.take(output)
-                    watch.take(output, choice.num_tokens, delta.finish_reason)
-                    if choice.is_done and output.finish_reason is None:
-                        stream.abort(output.request_id)  # a stop string ended it; the engine cannot know
-                    if delta.text or delta.tokens or delta.prompt or delta.finish_reason:
-                        yield delta
+        with CallWatch(self._metrics, requests, self._call.num_choices, self._call.arrival_s) as watch:
+            held: dict[int, list[TokenOutput]] = {}
+            async with self._client.submit(requests, watch.arrive) as stream:
+                async for arrived in stream:
+                    for output in self._in_order(arrived, choice_by_id[arrived.request_id], held):
+                        choice = choice_by_id[output.request_id]
+                        delta = choice.take(output)
+                        watch.take(output.request_id, choice.num_tokens, delta.finish_reason)
+                        if choice.is_done and output.finish_reason is None:
+                            stream.abort(output.request_id)  # a stop string ended it; the engine cannot know
+                        if delta.text or delta.tokens or delta.prompt or delta.finish_reason:
+                            yield delta
+
+    def _in_order(
+        self, output: TokenOutput, choice: _Choice, held: dict[int, list[TokenOutput]]
+    ) -> Sequence[TokenOutput]:
+        """What can be told now. The first choice of a scored prompt scores it for all; the others wait for it.
+
+        Args:
+            held: by first choice, what the others have got meanwhile.
+        """
+        if not self._call.is_scored:
+            return (output,)
+        first = self._choices[choice.index - choice.index % self._call.num_choices]
+        if choice is first:
+            return (output, *held.pop(first.index, ()))
+        if first.has_begun:
+            return (output,)
+        held.setdefault(first.index, []).append(output)
+        return ()
+
+    def num_bytes(self, parts: Sequence[Delta]) -> int:
+        """About how much JSON the log-probabilities of some deltas make."""
+        sampling = self._call.sampling[0]
+        num_top = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+        return _SCORE_BYTES * (num_top + 1) * sum(len(part.tokens) + len(part.prompt) for part in parts)
 
     async def whole(self) -> list[list[Delta]]:
         """All deltas of each choice, once they have ended.
@@ -171,7 +195,11 @@ class Generation:
             Request(
                 request_id=f"{call.call_id}-{i * call.num_choices + k}",
                 token_ids=prompt.token_ids,
-                sampling=replace(sampling, seed=_nth_seed(sampling.seed, k)),
+                sampling=replace(
+                    sampling,
+                    seed=_nth_seed(sampling.seed, k),
+                    prompt_logprobs=None if k else sampling.prompt_logprobs,
+                ),
                 arrival_s=call.arrival_s,
                 priority=call.priority,
                 cache_salt=call.cache_salt,

@@ -121,8 +121,17 @@ class Threads:
     def __init__(self, num_threads: int = 2) -> None:
         self._turns = asyncio.Semaphore(num_threads)
 
+    async def prepare(self, work: Callable[[], T], num_bytes: int) -> T:
+        """The result of some work: at once where it is little, else beside the event loop, so that nobody waits.
+
+        Args:
+            work: may not touch what belongs to the event loop.
+            num_bytes: of JSON that it reads or writes.
+        """
+        return work() if num_bytes <= _MAX_INLINE_BYTES else await self.run(work)
+
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of some work; it may not touch what belongs to the event loop."""
+        """The result of some work, which may not touch what belongs to the event loop."""
         await self._turns.acquire()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
@@ -146,13 +155,3 @@ class Threads:
 
         threading.Thread(target=run, name="server work", daemon=True).start()
         return await done
-
-
-async def prepare(work: Callable[[], T], num_bytes: int) -> T:
-    """Do the work that comes before the engine's: at once for a small body, else on a thread, so nobody waits for it.
-
-    Args:
-        work: all of it; it may not touch what belongs to the event loop.
-        num_bytes: of the body.
-    """
-    return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)

@@ -1,6 +1,7 @@
 """bind an address, serve on it, stop on a signal"""
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -10,11 +11,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from minnow.core.errors import ConfigError, MinnowError
-from minnow.engine.client import EngineClient
+from minnow.core.log import Logger
+from minnow.engine.client import GRACE_S, EngineClient
 
+_log = Logger("server")
 _CUT_S = 1  # for the last events of what has ended; then connections are cut
 _LAST_WORDS_S = 3.0  # a server whose engine has failed says so for as long
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _BACKLOG = 2048
 
 
@@ -60,9 +63,9 @@ def serve(
     the end of the time to drain ends with an error of its own. A second signal cuts everything at once.
 
     Args:
-        app: starts the client's engine with itself, and stops it.
+        app: asks the client.
         listening: from `bind`; closed at the end.
-        client: of the engine that the app asks.
+        client: its engine is started and ended here.
         when_ready: called once, when requests are answered.
         drain_s: how long answers may go on after a signal, in seconds.
 
@@ -100,8 +103,8 @@ class Server:
         self._uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
-                lifespan="on",
-                log_level="warning",
+                lifespan="off",
+                log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=_CUT_S,
                 server_header=False,
@@ -109,64 +112,82 @@ class Server:
             )
         )
         self._uvicorn.handle_exit = self.on_signal  # type: ignore[method-assign]  # uvicorn's own would not drain
+        _log_as_we_do()
 
     def stop(self) -> None:
-        """Drain and leave; from any thread. The second call leaves at once."""
+        """Drain and leave; from any thread. The second call cuts everything."""
         self._num_signals += 1
         if self._num_signals > 1:
             self._uvicorn.force_exit = self._uvicorn.should_exit = True
 
     def on_signal(self, sig: int, frame: FrameType | None) -> None:
-        """As `stop`."""
+        """As `stop`; only sets flags, as a signal may come at any moment."""
         self.stop()
 
     async def run(self, listening: socket.socket, when_ready: Callable[[], None]) -> None:
-        """Serve until told to stop.
+        """Start the engine and serve until told to stop.
 
         Raises:
             MinnowError: the engine could not be made, or failed.
         """
+        await self._client.start()
         serving = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
         living = asyncio.create_task(self._live(when_ready))
         try:
             while not (serving.done() or living.done() or self._num_signals):
                 await asyncio.sleep(_LOOK_S)
             if self._num_signals:
-                await self._drain()
+                _log.info("stopping", open_requests=self._client.num_open, drain_s=self._drain_s)
+                self._client.drain()
+                await self._until(lambda: self._is_done or self._uvicorn.force_exit, self._drain_s)
             elif living.done() and self._client.was_ready:
                 # Probes and clients hear why before the address is gone.
                 await self._until(lambda: bool(self._num_signals), _LAST_WORDS_S)
         finally:
+            await self._client.close(grace_s=0.0 if self._uvicorn.force_exit else GRACE_S)
             self._uvicorn.should_exit = True
             await serving
-            living.cancel()
-            await self._client.close()  # also where uvicorn was forced to leave
-        if living.done() and not living.cancelled() and not self._num_signals:
-            living.result()
+        await living
+
+    @property
+    def _is_done(self) -> bool:
+        """Every answer has left, not only the engine."""
+        return not self._client.num_open and not self._uvicorn.server_state.tasks
 
     async def _live(self, when_ready: Callable[[], None]) -> None:
         """The engine's life; ends with it."""
-        await self._client.ready()
+        if not await self._client.ready():
+            return
         if not self._num_signals:
             when_ready()
         error = await self._client.ended()
         if error is not None:
             raise MinnowError(f"the engine failed: {error}")
 
-    async def _drain(self) -> None:
-        self._client.drain()
-        await self._until(lambda: not self._client.num_open or self._uvicorn.force_exit, self._drain_s)
-        if self._uvicorn.force_exit:
-            await self._client.close(grace_s=0.0)
-        else:
-            await self._client.close()
-
     @staticmethod
-    async def _until(is_done: Callable[[], bool], timeout_s: float) -> None:
-        for _ in range(int(timeout_s / _LOOK_S)):
-            if is_done():
-                return
-            await asyncio.sleep(_LOOK_S)
+    async def _until(is_true: Callable[[], bool], timeout_s: float) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + timeout_s
+        while not is_true() and clock() < deadline_s:
+            await asyncio.sleep(min(_LOOK_S, max(deadline_s - clock(), 0.0)))
+
+
+class _Handler(logging.Handler):
+    """Writes records of libraries as events of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        level = "error" if record.levelno >= logging.ERROR else "warning"
+        pairs = {} if record.exc_info is None else {"traceback": logging.Formatter().formatException(record.exc_info)}
+        getattr(_log, level)(record.getMessage(), **pairs)
+
+
+def _log_as_we_do() -> None:
+    """Send what uvicorn and asyncio have to warn of to our log."""
+    for name in ("uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [_Handler(logging.WARNING)]
+        logger.propagate = False
 
 
 def _taken(host: str, port: int, error: OSError) -> ConfigError:

@@ -1,14 +1,12 @@
 """Prometheus names and values; one table"""
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from math import inf
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -17,6 +15,7 @@ from minnow.engine.client import EngineClient
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 ENGINE = "0"  # the label of the only engine
+_OWN_LABELS = ("model_name", "engine")
 
 _FIRST_TOKEN_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
@@ -63,6 +62,11 @@ class Metric:
     def exported_name(self) -> str:
         """As a query names it."""
         return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all its labels."""
+        return (*_OWN_LABELS, self.label) if self.label else _OWN_LABELS
 
 
 def _gauge(name: str, meaning: str, read: Callable[[Now], float]) -> Metric:
@@ -129,7 +133,10 @@ TABLE = (
     ),
     _counter("vllm:prompt_tokens_cached", "those of them that the prefix cache had"),
     _labelled("vllm:prompt_tokens_cached_by_source", "the same, by where they were kept", "source", "device"),
-    _counter("vllm:generation_tokens", "tokens of answers, as they are handed on"),
+    _counter(
+        "vllm:generation_tokens",
+        "tokens of answers as they are handed on, and all that was drawn for clients that left",
+    ),
     _labelled(
         "vllm:request_success",
         "requests that ended, by why; one that a stop string ended counts as stop",
@@ -186,37 +193,10 @@ TABLE = (
 )
 
 
-class Histogram:
-    """How often a value fell into each bucket.
-
-    Args:
-        buckets: upper bounds, ascending, each within its bucket.
-    """
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, buckets: tuple[float, ...]) -> None:
-        self._bounds = buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def buckets(self, largest: float) -> tuple[list[tuple[str, int]], float]:
-        """Cumulative counts by bound, without finite bounds above `largest`, and the sum of all values."""
-        pairs = zip(self._bounds, accumulate(self._counts), strict=False)
-        finite = [(f"{float(bound)}", count) for bound, count in pairs if bound <= largest]
-        return [*finite, ("+Inf", sum(self._counts))], self._sum
-
-
 class Metrics:
     """The values behind the table, for one server; all of them exist from the start.
 
-    It belongs to the event loop, and to a registry of its own, so several servers may share a process. The values
-    are plain numbers: the client library's own would take a lock for every token.
+    It belongs to the event loop, and to a registry of its own, so several servers may share a process.
 
     Args:
         client: asked for the engine's numbers when somebody reads the metrics.
@@ -226,58 +206,67 @@ class Metrics:
     def __init__(self, client: EngineClient, model_name: str) -> None:
         self._client = client
         self._model_name = model_name
-        told = [row for row in TABLE if row.read is None]
-        self._counts = {row.name: dict.fromkeys(row.values, 0) for row in told if row.kind == "counter"}
-        self._histograms = {row.name: Histogram(row.buckets) for row in told if row.kind == "histogram"}
-        self._most: dict[str, float] = {}  # of each counter that is read
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
+        self._registry = registry = CollectorRegistry()
+        gauges = [row for row in TABLE if row.kind == "gauge"]
+        counters = [row for row in TABLE if row.kind == "counter"]
+        histograms = [row for row in TABLE if row.kind == "histogram"]
+        self._gauges = {row.name: Gauge(row.name, row.meaning, row.labels, registry=registry) for row in gauges}
+        self._counters = {row.name: Counter(row.name, row.meaning, row.labels, registry=registry) for row in counters}
+        self._histograms = {
+            row.name: Histogram(row.name, row.meaning, row.labels, registry=registry, buckets=row.buckets)
+            for row in histograms
+        }
+        self._most = {row.name: 0.0 for row in counters if row.read is not None}
+        self._long = {row.name for row in histograms if row.is_within_context}
+        for row in histograms:
+            self.histogram(row.name)
+        for row in counters:
+            for value in row.values:
+                self.counter(row.name, value)
 
     def histogram(self, name: str) -> Histogram:
-        """A histogram of the table, by its name without "vllm:"."""
-        return self._histograms[f"vllm:{name}"]
+        """A histogram of the table; keep what is needed for every token."""
+        return self._histograms[name].labels(*self._labels())
 
-    def count(self, name: str, number: int = 1, value: str = "") -> None:
-        """Add to a counter of the table.
+    def counter(self, name: str, value: str = "") -> Counter:
+        """A counter of the table; keep what is needed for every token.
 
         Args:
-            name: whole.
-            value: of its label.
+            value: of the label of its own, if it has one.
         """
-        values = self._counts[name]
-        values[value] = values.get(value, 0) + number
+        return self._counters[name].labels(*self._labels(value))
 
     def observe_step(self, num_tokens: int) -> None:
         """Note what a step of the engine computed."""
-        self._histograms["vllm:iteration_tokens_total"].observe(num_tokens)
+        self.histogram("vllm:iteration_tokens_total").observe(num_tokens)
 
     def render(self) -> bytes:
         """All values, as Prometheus reads them; on the event loop."""
-        return generate_latest(self._registry)
+        now = Now(stats=self._client.stats(), num_open=self._client.num_open, num_tasks=len(asyncio.all_tasks()))
+        for row in TABLE:
+            if row.read is None:
+                continue
+            number = row.read(now)
+            if row.kind == "gauge":
+                for value in row.values:
+                    self._gauges[row.name].labels(*self._labels(value)).set(number)
+            else:  # of an engine that has lost its counts, it stays where it was
+                self.counter(row.name).inc(max(number - self._most[row.name], 0))
+                self._most[row.name] = max(number, self._most[row.name])
+        return generate_latest(self)
 
     def collect(self) -> Iterator[Family]:
-        """The values as the client library takes them."""
-        now = Now(stats=self._client.stats(), num_open=self._client.num_open, num_tasks=len(asyncio.all_tasks()))
-        largest = self._client.max_model_len if self._client.was_ready else float("inf")
-        for row in TABLE:
-            names, labels = ["model_name", "engine"], [self._model_name, ENGINE]
-            if row.kind == "histogram":
-                buckets, total = self._histograms[row.name].buckets(largest if row.is_within_context else float("inf"))
-                histogram = HistogramMetricFamily(row.name, row.meaning, labels=names)
-                histogram.add_metric(labels, buckets, total)
-                yield histogram
-                continue
-            make = GaugeMetricFamily if row.kind == "gauge" else CounterMetricFamily
-            family = make(row.name, row.meaning, labels=[*names, row.label] if row.label else names)
-            for value, number in self._values(row, now).items():
-                family.add_metric([*labels, value] if row.label else labels, number)
+        """What the registry has, without times of creation and without buckets that no request can reach."""
+        largest = self._client.max_model_len if self._client.was_ready else inf
+        for family in self._registry.collect():
+            bound = largest if family.name in self._long else inf
+            family.samples = [
+                sample
+                for sample in family.samples
+                if not sample.name.endswith("_created") and not bound < float(sample.labels.get("le", 0)) < inf
+            ]
             yield family
 
-    def _values(self, row: Metric, now: Now) -> dict[str, float]:
-        """Numbers by the label's value."""
-        if row.read is None:
-            return dict(self._counts[row.name])
-        number = row.read(now)
-        if row.kind == "counter":
-            number = self._most[row.name] = max(number, self._most.get(row.name, 0))
-        return dict.fromkeys(row.values, number)
+    def _labels(self, value: str = "") -> tuple[str, ...]:
+        """Values of all labels of a child."""
+        return (self._model_name, ENGINE, value) if value else (self._model_name, ENGINE)

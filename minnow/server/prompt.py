@@ -135,9 +135,9 @@ def _split(prompt: str | Sequence[str | int | list[int]]) -> list[str | list[int
 def _to_template(message: ChatMessage, where: str) -> dict[str, Any]:
     """A message as chat templates read it."""
     content = _text_of(message, where)
-    if content is None and not (message.role == "assistant" and message.tool_calls):
+    if content is None and message.role != "assistant":
         path = f"{where}.content"
-        raise RequestError(f"{path} is missing; only an assistant with tool calls needs none", param=path)
+        raise RequestError(f"{path} is missing; only an assistant needs none", param=path)
     entry: dict[str, Any] = {"role": message.role, "content": content or ""}
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
@@ -158,7 +158,8 @@ def _text_of(message: ChatMessage, where: str) -> str | None:
     for i, part in enumerate(message.content):
         path = f"{where}.content[{i}]"
         if part.type not in ("text", "input_text", "output_text"):
-            raise RequestError(f"{path} is of type {part.type!r}; this server takes text parts only", param=path)
+            words = f"{path} is of type {part.type!r}; this server takes text parts only"
+            raise RequestError(words, param=path, code="unsupported")
         if part.text is None:
             raise RequestError(f"{path}.text is missing", param=f"{path}.text")
     return "".join(part.text or "" for part in message.content)

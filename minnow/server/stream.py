@@ -39,8 +39,12 @@ def json_response(value: msgspec.Struct, status: int = 200) -> Response:
 def error_response(error: RequestError) -> Response:
     """The answer that an error becomes."""
     response = json_response(to_body(error), error.status)
-    if error.status == 503:
-        response.headers["Retry-After"] = _RETRY_AFTER_S
+    return unavailable(response) if error.status == 503 else response
+
+
+def unavailable(response: Response) -> Response:
+    """The same answer, with when to ask again."""
+    response.headers["Retry-After"] = _RETRY_AFTER_S
     return response
 
 
@@ -151,13 +155,3 @@ async def start_stream(request: Request, chunks: AsyncGenerator[msgspec.Struct])
     except BaseException:
         await events.aclose()
         raise
-
-
-async def answer(request: Request, work: Coroutine[Any, Any, msgspec.Struct]) -> Response:
-    """Do the work of an answer that does not stream, as long as the client waits for it.
-
-    Raises:
-        RequestError: the request is refused.
-        ClientGone: the client left.
-    """
-    return json_response(await until_gone(request.receive, work))

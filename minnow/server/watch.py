@@ -1,5 +1,6 @@
 """what the requests of a call do, told to the metrics"""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,8 +10,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minnow.core.errors import RequestError
 from minnow.core.request import Request
-from minnow.core.step import TokenOutput
+from minnow.core.step import FinishReason, TokenOutput
 from minnow.server.metrics import Metrics
+from minnow.server.stream import ClientGone
+
+# What may end a call; anything else is our mistake.
+_NO_MISTAKES = (asyncio.CancelledError, GeneratorExit, ClientGone, RequestError)
 
 
 class CountErrors:
@@ -32,21 +37,24 @@ class CountErrors:
             if message["type"] == "http.response.start":
                 is_begun = True
                 if message["status"] >= 400:
-                    self._metrics.count("minnow:http_errors", value=str(message["status"]))
+                    self._metrics.counter("minnow:http_errors", str(message["status"])).inc()
             await send(message)
 
         try:
             await self._app(scope, receive, watched)
         except Exception:
             if scope["type"] == "http" and not is_begun:
-                self._metrics.count("minnow:http_errors", value="500")  # the answer is made further out
+                self._metrics.counter("minnow:http_errors", "500").inc()  # the answer is made further out
             raise
 
 
 class CallWatch:
     """Watches the requests of one call, from their submission to their end; to be used with `with`.
 
-    Whatever has not ended when it is left was aborted, unless the engine refused the call.
+    Times are those of the engine's outputs when they arrive, however late they are handed on to the client; what
+    counts as a token of the answer is known only then. A request whose end has not been handed on when the watch is
+    left ended as the engine says, and was aborted if it says nothing; it failed where our own mistake ends the call.
+    What the engine refused was no request.
 
     Args:
         metrics: told.
@@ -72,7 +80,7 @@ class CallWatch:
         arrived_at = submitted_at - max(wall_clock() - arrival_s, 0.0)
         prompts = [_Prompt(num_choices) for _ in range(len(requests) // num_choices)]
         self._watches = {
-            request.request_id: RequestWatch(
+            request.request_id: _RequestWatch(
                 metrics,
                 request,
                 prompts[i // num_choices],
@@ -91,16 +99,27 @@ class CallWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         watches = self._watches.values()
-        refusal = error if isinstance(error, RequestError) and not any(watch.has_failed for watch in watches) else None
-        if refusal is not None and refusal.code == "cache_capacity_exceeded":
-            self._metrics.count("vllm:admission_rejections")
+        has_failed = any(watch.engine_reason == "error" for watch in watches)
+        is_refused = isinstance(error, RequestError) and not has_failed
+        if isinstance(error, RequestError) and is_refused and error.code == "cache_capacity_exceeded":
+            self._metrics.counter("vllm:admission_rejections").inc()
+        is_broken = error is not None and not isinstance(error, _NO_MISTAKES)
         for watch in watches:
-            if watch.has_begun or refusal is None:
-                watch.end("abort")
+            if watch.has_begun or not is_refused:
+                watch.leave("error" if is_broken else watch.engine_reason or "abort")
 
-    def of(self, request_id: str) -> "RequestWatch":
-        """The watch of one of the requests."""
-        return self._watches[request_id]
+    def arrive(self, output: TokenOutput) -> None:
+        """Note an output of the engine, as soon as it is there."""
+        self._watches[output.request_id].arrive(output)
+
+    def take(self, request_id: str, num_tokens: int, finish_reason: str | None) -> None:
+        """Note what is handed on.
+
+        Args:
+            num_tokens: of the request's answer so far.
+            finish_reason: where the answer ends.
+        """
+        self._watches[request_id].take(num_tokens, finish_reason)
 
 
 class _Prompt:
@@ -114,18 +133,18 @@ class _Prompt:
         self.max_num_tokens = 0
 
 
-class RequestWatch:
+class _RequestWatch:
     """Watches one request.
 
     Attributes:
         has_begun: the engine has answered.
-        has_failed: with an error.
+        engine_reason: why it ended, for the engine; None before.
     """
 
     __slots__ = (
-        "_arrived_at", "_clock", "_first_at", "_has_ended", "_has_prompt", "_last_at", "_latency", "_metrics",
-        "_num_preemptions", "_num_tokens", "_prompt", "_queued_s", "_request", "_submitted_at",
-        "has_begun", "has_failed",
+        "_arrived_at", "_clock", "_first_at", "_generated", "_has_ended", "_has_prompt", "_heard_at", "_last_at",
+        "_latency", "_metrics", "_num_drawn_tokens", "_num_preemptions", "_num_tokens", "_prompt", "_queued_s",
+        "_request", "_submitted_at", "engine_reason", "has_begun",
     )  # fmt: skip
 
     def __init__(
@@ -140,86 +159,92 @@ class RequestWatch:
         has_prompt: bool,
     ) -> None:
         self._metrics = metrics
-        self._latency = metrics.histogram("inter_token_latency_seconds")
+        self._latency = metrics.histogram("vllm:inter_token_latency_seconds")
+        self._generated = metrics.counter("vllm:generation_tokens")
         self._request = request
         self._prompt = prompt
         self._has_prompt = has_prompt  # the tokens of the prompt count with it
         self._arrived_at = arrived_at
         self._submitted_at = submitted_at
         self._clock = clock
-        self._first_at = self._last_at = 0.0
-        self._num_tokens = self._num_preemptions = 0
+        self._first_at = self._last_at = 0.0  # of tokens
+        self._heard_at = 0.0  # of the last output
+        self._num_drawn_tokens = self._num_tokens = self._num_preemptions = 0
         self._queued_s = 0.0
         self._has_ended = False
-        self.has_begun = self.has_failed = False
+        self.has_begun = False
+        self.engine_reason: FinishReason | None = None
 
-    def take(self, output: TokenOutput, num_tokens: int, finish_reason: str | None) -> None:
-        """Note an output.
-
-        Args:
-            num_tokens: drawn so far that count.
-            finish_reason: of the request, where it ends with this output, for the client at least.
-        """
+    def arrive(self, output: TokenOutput) -> None:
+        """Note an output."""
+        now = self._heard_at = self._clock()
+        self.engine_reason = output.finish_reason
+        self._num_preemptions = max(self._num_preemptions, output.num_preemptions)
         if not self.has_begun:
             self._begin(output)
-        if num_tokens > self._num_tokens:
-            now = self._clock()
-            if self._num_tokens:
-                self._latency.observe(now - self._last_at)
-            else:
-                self._first_at = now
-                self._metrics.histogram("time_to_first_token_seconds").observe(now - self._arrived_at)
-            self._metrics.count("vllm:generation_tokens", num_tokens - self._num_tokens)
-            self._num_tokens, self._last_at = num_tokens, now
-        if finish_reason is not None:
-            self._num_preemptions = output.num_preemptions
-            self.end(finish_reason)
-
-    def fail(self) -> None:
-        """Note that the engine failed it."""
-        self.has_begun = self.has_failed = True
-        self.end("error")
-
-    def end(self, finish_reason: str) -> None:
-        """Note its end; only the first one counts."""
-        if self._has_ended:
+        if not output.token_ids:
             return
-        self._has_ended = True
-        metrics, prompt = self._metrics, self._prompt
-        metrics.count("vllm:request_success", value=finish_reason)
-        metrics.histogram("e2e_request_latency_seconds").observe(self._clock() - self._arrived_at)
-        metrics.histogram("request_prompt_tokens").observe(len(self._request.token_ids))
-        metrics.histogram("request_generation_tokens").observe(self._num_tokens)
-        metrics.histogram("request_num_preemptions").observe(self._num_preemptions)
-        if self._request.sampling.max_tokens is not None:
-            metrics.histogram("request_params_max_tokens").observe(self._request.sampling.max_tokens)
-        prompt.num_ended += 1
-        prompt.max_num_tokens = max(prompt.max_num_tokens, self._num_tokens)
-        if prompt.num_ended == prompt.num_choices:
-            metrics.histogram("request_params_n").observe(prompt.num_choices)
-            metrics.histogram("request_max_num_generation_tokens").observe(prompt.max_num_tokens)
-        if self._num_tokens:
-            self._observe_times()
+        if self._num_drawn_tokens:
+            self._latency.observe(now - self._last_at)
+        else:
+            self._first_at = now
+            self._metrics.histogram("vllm:time_to_first_token_seconds").observe(now - self._arrived_at)
+        self._num_drawn_tokens += len(output.token_ids)
+        self._last_at = now
+
+    def take(self, num_tokens: int, finish_reason: str | None) -> None:
+        """Note what is handed on."""
+        self._generated.inc(num_tokens - self._num_tokens)
+        self._num_tokens = num_tokens
+        if finish_reason is not None:
+            self._end(finish_reason, self._heard_at)
+
+    def leave(self, finish_reason: str) -> None:
+        """Note its end, unless that has been handed on; all that was drawn counts."""
+        if not self._has_ended:
+            self.take(self._num_drawn_tokens, None)
+            self._end(finish_reason, self._heard_at if self.engine_reason is not None else self._clock())
 
     def _begin(self, output: TokenOutput) -> None:
         self.has_begun = True
+        if output.finish_reason == "error":
+            return  # nothing is known of its prompt
         metrics, num_prompt = self._metrics, len(self._request.token_ids)
         num_computed = num_prompt - output.num_cached_tokens
         self._queued_s = output.queued_s
-        metrics.histogram("request_queue_time_seconds").observe(output.queued_s)
-        metrics.histogram("request_prefill_kv_computed_tokens").observe(num_computed)
+        metrics.histogram("vllm:request_queue_time_seconds").observe(output.queued_s)
+        metrics.histogram("vllm:request_prefill_kv_computed_tokens").observe(num_computed)
         if self._has_prompt:
-            metrics.count("vllm:prompt_tokens", num_prompt)
-            metrics.count("vllm:prompt_tokens_by_source", num_computed, "local_compute")
-            metrics.count("vllm:prompt_tokens_by_source", output.num_cached_tokens, "local_cache_hit")
-            metrics.count("vllm:prompt_tokens_cached", output.num_cached_tokens)
-            metrics.count("vllm:prompt_tokens_cached_by_source", output.num_cached_tokens, "device")
+            metrics.counter("vllm:prompt_tokens").inc(num_prompt)
+            metrics.counter("vllm:prompt_tokens_by_source", "local_compute").inc(num_computed)
+            metrics.counter("vllm:prompt_tokens_by_source", "local_cache_hit").inc(output.num_cached_tokens)
+            metrics.counter("vllm:prompt_tokens_cached").inc(output.num_cached_tokens)
+            metrics.counter("vllm:prompt_tokens_cached_by_source", "device").inc(output.num_cached_tokens)
+
+    def _end(self, finish_reason: str, ended_at: float) -> None:
+        self._has_ended = True
+        metrics, prompt = self._metrics, self._prompt
+        metrics.counter("vllm:request_success", finish_reason).inc()
+        metrics.histogram("vllm:e2e_request_latency_seconds").observe(ended_at - self._arrived_at)
+        metrics.histogram("vllm:request_prompt_tokens").observe(len(self._request.token_ids))
+        metrics.histogram("vllm:request_generation_tokens").observe(self._num_tokens)
+        metrics.histogram("vllm:request_num_preemptions").observe(self._num_preemptions)
+        if self._request.sampling.max_tokens is not None:
+            metrics.histogram("vllm:request_params_max_tokens").observe(self._request.sampling.max_tokens)
+        prompt.num_ended += 1
+        prompt.max_num_tokens = max(prompt.max_num_tokens, self._num_tokens)
+        if prompt.num_ended == prompt.num_choices:
+            metrics.histogram("vllm:request_params_n").observe(prompt.num_choices)
+            metrics.histogram("vllm:request_max_num_generation_tokens").observe(prompt.max_num_tokens)
+        if self._num_drawn_tokens:
+            self._observe_times()
 
     def _observe_times(self) -> None:
         started_at = self._submitted_at + self._queued_s
         metrics, decode_s = self._metrics, self._last_at - self._first_at
-        metrics.histogram("request_prefill_time_seconds").observe(max(self._first_at - started_at, 0.0))
-        metrics.histogram("request_inference_time_seconds").observe(max(self._last_at - started_at, 0.0))
-        metrics.histogram("request_decode_time_seconds").observe(decode_s)
-        if self._num_tokens > 1:
-            metrics.histogram("request_time_per_output_token_seconds").observe(decode_s / (self._num_tokens - 1))
+        metrics.histogram("vllm:request_prefill_time_seconds").observe(max(self._first_at - started_at, 0.0))
+        metrics.histogram("vllm:request_inference_time_seconds").observe(max(self._last_at - started_at, 0.0))
+        metrics.histogram("vllm:request_decode_time_seconds").observe(decode_s)
+        if self._num_drawn_tokens > 1:
+            mean_s = decode_s / (self._num_drawn_tokens - 1)
+            metrics.histogram("vllm:request_time_per_output_token_seconds").observe(mean_s)

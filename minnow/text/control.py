@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Iterable
+from itertools import groupby
 
 import tokenizers
 from tokenizers import AddedToken
@@ -27,6 +28,10 @@ class ControlTokens:
 
     Attributes:
         twin: shares the vocabulary; ids go through `restore`.
+        every: matches any of them; the longest, where several begin.
+        special: matches those that the tokenizer calls special.
+        special_starts: matches the first character of each such.
+        ends: the characters that they begin and end with; a text without these takes part in none.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
@@ -34,12 +39,11 @@ class ControlTokens:
         control = {token.content: token_id for token_id, token in added if token.content.strip()}
         nonce = secrets.token_hex(16)
         self._sealed = {text: f"\ue000{nonce}.{token_id}\ue001" for text, token_id in control.items()}
-        alternatives = "|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)"
-        self._whole = re.compile(alternatives)
-        self._starts = re.compile(f"(?={alternatives})")
-        self._longest = max(map(len, control), default=0)
-        self._heads = {text[:k] for text in control for k in range(1, len(text))}
-        self._tails = {text[-k:] for text in control for k in range(1, len(text))}
+        special = [token.content for _, token in added if token.special and token.content in control]
+        self.ends = frozenset(character for text in control for character in (text.strip()[0], text.strip()[-1]))
+        self.every = re.compile(_any_of(list(control)))
+        self.special = re.compile(_any_of(special))
+        self.special_starts = re.compile(f"(?s)(?={_any_of(special)}).")
         self.twin = tokenizers.Tokenizer(tokenizer.model)
         for part in ("normalizer", "pre_tokenizer", "post_processor"):
             if getattr(tokenizer, part) is not None:
@@ -62,25 +66,13 @@ class ControlTokens:
 
     def seal(self, text: str) -> str:
         """Write all control tokens of a text under their secret names."""
-        return self._whole.sub(lambda match: self._sealed[match[0]], text)
+        return self.every.sub(lambda match: self._sealed[match[0]], text)
 
-    def first_in(self, text: str) -> str | None:
-        """The first control token that a text spells out."""
-        match = self._whole.search(text)
-        return match[0] if match else None
 
-    def spots(self, text: str) -> set[int]:
-        """Positions of characters without which no control token could begin or end in this text.
-
-        It may spell one out, begin one that the text after it completes, or complete one that began before it. Blanks
-        around it are ignored, as it may be trimmed.
-        """
-        spots = {match.start() for match in self._starts.finditer(text)} if self._whole.search(text) else set()
-        end = len(text.rstrip())
-        start = min(len(text) - len(text.lstrip()), end)
-        for k in range(1, min(self._longest, end - start + 1)):
-            if text[end - k : end] in self._heads:
-                spots.add(end - k)
-            if text[start : start + k] in self._tails:
-                spots.add(start + k - 1)
-        return spots
+def _any_of(texts: list[str]) -> str:
+    """A pattern of the longest of some texts; what several begin with is read once, so no text takes long to search."""
+    if not any(texts):
+        return "" if texts else "(?!)"
+    groups = groupby(sorted(filter(None, texts)), key=lambda text: text[0])
+    parts = [re.escape(first) + _any_of([text[1:] for text in group]) for first, group in groups]
+    return f"(?:{'|'.join(parts)})" + "?" * ("" in texts)

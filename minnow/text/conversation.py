@@ -1,7 +1,9 @@
 """a conversation -> its text and token ids; what a person types never acts as a control token"""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,10 @@ from minnow.text.control import ControlTokens
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 
-# Whose words may hold control tokens. System and developer messages are the operator's own. An assistant message is
-# what the model said: its marks meant what they mean, and unless they are encoded as they were drawn, the prefix
-# cache misses. Everybody else is quoted.
-_TRUSTED_ROLES = ("system", "developer", "root", "assistant")
+# System and developer messages are the operator's own: their control tokens act. An assistant message is what the model
+# said: its markers that decoding shows meant what they mean, and unless they are encoded as they were drawn, the prefix
+# cache misses. Special tokens are never shown, so one that stands there was spelled as text. Everybody else is quoted.
+_TRUSTED_ROLES = ("system", "developer", "root")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,13 @@ def render(
 ) -> Rendered:
     """Render messages with a chat template and encode them.
 
-    The text of control tokens in messages of users and tools is encoded as ordinary text; the template's own become
-    the tokens. To tell the two apart, the messages are rendered a second time with one character of each typed
-    control token replaced by a private one. That must give the same text; where the template looks into messages
-    (tests how one starts, escapes it) so that it does not, the request is refused. Also covered is what only begins or
-    ends a control token at the edge of a message; that is never refused. Not covered are templates that make control
-    tokens of a message: by changing its letters, by cutting one off in the middle, or by writing one around it.
+    The text of control tokens in messages of users and tools and in variables is encoded as ordinary text, and in
+    messages of the assistant that of special ones; the template's own become the tokens. To tell the two apart, the
+    messages are rendered a second time with the characters that control tokens begin and end with replaced by private
+    ones. That must give the same text; where the template looks into messages (tests how one starts, escapes it) so
+    that it does not, the request is refused if it spells a control token out, and else encoded as it is. Not covered
+    are templates that make control tokens of a message, by changing its letters or by writing one around it, and a
+    special token that stands in two places of the assistant's which the template writes side by side.
 
     Args:
         messages: objects with role and content, as in the chat API.
@@ -55,14 +58,14 @@ def render(
         variables: more names for the template.
 
     Raises:
-        RequestError: the template refuses the messages, or cannot keep typed control tokens apart; or the last message
-            cannot be continued.
+        RequestError: the template refuses the messages, or cannot keep typed control tokens apart; they are nested too
+            deeply; or the last message cannot be continued.
     """
     mark = f"\ue002{secrets.token_hex(16)}\ue002"
     if continue_final_message:
         messages = _marked(messages, mark, add_generation_prompt=add_generation_prompt)
 
-    def say(messages: Sequence[Mapping[str, Any]]) -> str:
+    def say(messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         text = template.render(messages, add_generation_prompt=add_generation_prompt, variables=variables)
         if not continue_final_message:
             return text
@@ -71,10 +74,14 @@ def render(
             raise RequestError(words, param="continue_final_message")
         return text[: text.index(mark)]
 
-    text = say(messages)
-    token_ids = _encode_apart(messages, say, text, tokenizer, add_special_tokens=add_special_tokens)
-    if token_ids is None:
-        token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    try:
+        text = say(messages, variables or {})
+        sealed = _sealed(messages, variables or {}, say, text, tokenizer.control)
+    except RecursionError:
+        raise RequestError("the messages are nested too deeply", param="messages") from None
+    token_ids = tokenizer.encode(
+        text if sealed is None else sealed, add_special_tokens=add_special_tokens, parse_special_tokens=sealed is None
+    )
     return Rendered(text=text, token_ids=tuple(token_ids))
 
 
@@ -92,76 +99,81 @@ def _marked(
     return [*others, {**last, "content": last["content"] + mark}]
 
 
-def _encode_apart(
+def _sealed(
     messages: Sequence[Mapping[str, Any]],
-    say: Callable[[Sequence[Mapping[str, Any]]], str],
+    variables: Mapping[str, Any],
+    say: Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str],
     text: str,
-    tokenizer: Tokenizer,
-    *,
-    add_special_tokens: bool,
-) -> list[int] | None:
-    """Token ids with typed control tokens as ordinary text; None where there is nothing to keep apart."""
-    control = tokenizer.control
+    control: ControlTokens,
+) -> str | None:
+    """The text with only those control tokens sealed that nobody typed; None where there is nothing to keep apart."""
     shield = _Shield(control, text)
-    shielded = [m if m.get("role") in _TRUSTED_ROLES else shield.cover(m) for m in messages]
-    if not shield.is_used:
-        return None
-    said = say(shielded)
-    if shield.lift(said) == text:
-        sealed = shield.lift(control.seal(said))
-        return tokenizer.encode(sealed, add_special_tokens=add_special_tokens, parse_special_tokens=False)
+    covered = [m if m.get("role") in _TRUSTED_ROLES else shield.cover_message(m) for m in messages]
+    holder, param = (
+        ("a template variable", "chat_template_kwargs") if shield.typed is None else ("a message", "messages")
+    )
+    covered_variables = {name: shield.cover(value) for name, value in variables.items()}
+    if shield.stand_ins:
+        with suppress(RequestError):  # the template may refuse what is covered
+            said = say(covered, covered_variables)
+            if shield.lift(said) == text:
+                return shield.lift(control.seal(said))
     if shield.typed is None:
         return None
     raise RequestError(
-        f"a message holds {shield.typed!a}, which is a control token of this model, and the chat template changes "
-        "such a message so that it cannot be kept apart; leave it out",
-        param="messages",
+        f"{holder} holds {shield.typed!a}, which is a control token of this model, and the chat template changes such "
+        "a text so that it cannot be kept apart; leave it out",
+        param=param,
     )
 
 
 class _Shield:
-    """Replaces single characters of control tokens in messages by private ones, and puts them back.
+    """Replaces characters of control tokens in messages by private ones, and puts them back.
 
     Args:
         text: has none of the private characters.
 
     Attributes:
-        is_used: something was replaced.
-        typed: a control token that a message spells out whole.
+        stand_ins: the private character for each that was replaced.
+        typed: a control token that what was covered spells out whole.
     """
 
     def __init__(self, control: ControlTokens, text: str) -> None:
-        self.is_used = False
+        self.stand_ins: defaultdict[str, str] = defaultdict(_private_characters(text).__next__)
         self.typed: str | None = None
         self._control = control
-        self._text = text
-        self._private: dict[str, str] = {}  # character -> its stand-in
-        self._next = 0xF0000 + secrets.randbelow(0x8000)  # a private plane has 65,534 of them
 
-    def cover(self, value: Any) -> Any:
-        """A message, or a part of one, without control tokens."""
-        if isinstance(value, str):
-            return self._cover_text(value)
+    def cover_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message without control tokens."""
+        is_answer = message.get("role") == "assistant"
+        return {key: item if key == "role" else self.cover(item, is_answer) for key, item in message.items()}
+
+    def cover(self, value: Any, is_answer: bool = False) -> Any:
+        """A value, its keys too, without control tokens; of the model's answer, without special ones."""
         if isinstance(value, Mapping):
-            return {key: item if key in ("role", "type") else self.cover(item) for key, item in value.items()}
-        return [self.cover(item) for item in value] if isinstance(value, list | tuple) else value
+            return {self.cover(key, is_answer): self.cover(item, is_answer) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.cover(item, is_answer) for item in value]
+        if not isinstance(value, str):
+            return value
+        typed = (self._control.special if is_answer else self._control.every).search(value)
+        self.typed = self.typed or (typed and typed[0])
+        if is_answer:
+            return self._control.special_starts.sub(lambda match: self.stand_ins[match[0]], value) if typed else value
+        for character in self._control.ends:
+            value = value.replace(character, self.stand_ins[character]) if character in value else value
+        return value
 
     def lift(self, text: str) -> str:
         """The text with the characters put back."""
-        return text.translate({ord(private): character for character, private in self._private.items()})
+        for character, private in self.stand_ins.items():
+            text = text.replace(private, character)
+        return text
 
-    def _cover_text(self, text: str) -> str:
-        spots = self._control.spots(text)
-        if not spots:
-            return text
-        self.is_used = True
-        self.typed = self.typed or self._control.first_in(text)
-        return "".join(self._stand_in(c) if i in spots else c for i, c in enumerate(text))
 
-    def _stand_in(self, character: str) -> str:
-        if character not in self._private:
-            while chr(self._next) in self._text:
-                self._next += 1
-            self._private[character] = chr(self._next)
-            self._next += 1
-        return self._private[character]
+def _private_characters(text: str) -> Iterator[str]:
+    """Characters of the private planes that a text has not, from any one on."""
+    taken = {character for character in text if character >= "\U000f0000"}
+    start = secrets.randbelow(0x20000)
+    yield from (c for i in range(0x20000) if (c := chr(0xF0000 + (start + i) % 0x20000)) not in taken)
+    raise RequestError("the messages hold nearly all private characters; leave some out", param="messages")

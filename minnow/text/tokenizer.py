@@ -84,7 +84,8 @@ class Tokenizer:
         ids = list(ids)
         for token_id in ids:
             self._check(token_id)
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        # in a batch, for the same reason as in `encode`
+        return self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of one token, be they whole characters or not.

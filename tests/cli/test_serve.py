@@ -41,6 +41,15 @@ def test_an_empty_key_does_not_open_the_server(
     assert capsys.readouterr().err == f"minnow: environment MINNOW_API_KEY: {rest}"
 
 
+def test_metrics_of_several_processes_are_refused(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(listen, "bind", lambda host, port: pytest.fail("it would listen"))
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    assert main(["serve", str(model)]) == 2
+    assert "PROMETHEUS_MULTIPROC_DIR is set" in capsys.readouterr().err
+
+
 def test_a_busy_port_is_said_before_the_model_is_loaded(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(listen.bind("127.0.0.1", 0)) as taken:
         taken.listen()

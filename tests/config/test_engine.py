@@ -53,12 +53,9 @@ def test_many_devices_are_not_served_yet() -> None:
     assert "--data-parallel-size is 2" in sentence
 
 
-def test_devices_must_divide_the_heads() -> None:
-    sentences = _problems(EngineConfig(parallel=ParallelConfig(tensor_parallel_size=8)))
-    assert any("12 attention heads" in s for s in sentences)
-    assert not any("key/value" in s for s in sentences)  # 8 is a multiple of 4: heads are repeated
-    sentences = _problems(EngineConfig(parallel=ParallelConfig(tensor_parallel_size=3)))
-    assert any("4 key/value heads" in s for s in sentences)
+def test_one_block_is_none() -> None:
+    (sentence,) = _problems(EngineConfig(cache=CacheConfig(num_gpu_blocks_override=1)))
+    assert "--num-gpu-blocks-override is 1" in sentence
 
 
 def test_nvfp4_cache_needs_whole_scale_blocks() -> None:

@@ -1,5 +1,8 @@
 """a host for tests: an engine of this process behind the sockets that a process of its own would have"""
 
+import contextlib
+import os
+import socket
 import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -20,26 +23,30 @@ class EngineBehindSocket:
     def __init__(self, engine: StepEngine) -> None:
         self._engine = engine
         self._thread: threading.Thread | None = None
-        self._ours: Connection | None = None
+        self._theirs: Connection | None = None
         self.was_left = threading.Event()
 
     def start(self, deliver: Deliver) -> ClientEnd:
-        self._ours, theirs = Pipe()
+        ours, theirs = Pipe()
+        self._theirs = theirs
         end = channel.engine_end(theirs, self.was_left.set)
 
         def work() -> None:
             with loop.pulse(end):
                 loop.run(self._engine, end, log=Logger("engine"))
-            self.was_left.wait(timeout=10)
-            theirs.close()
+            self._leave(theirs)
 
         self._thread = threading.Thread(target=work, name="engine", daemon=True)
         self._thread.start()
-        return channel.client_end(self._ours, deliver, lambda: "it left without a word")
+        return channel.client_end(ours, deliver, lambda: "it left without a word")
 
     def join(self, timeout_s: float) -> None:
-        assert self._ours is not None and self._thread is not None
-        if not self.was_left.is_set():
-            self._thread.join(min(timeout_s, 0.2))
-        self._ours.close()
+        assert self._theirs is not None and self._thread is not None
         self._thread.join(timeout_s)
+        self._leave(self._theirs)
+
+    @staticmethod
+    def _leave(end: Connection) -> None:
+        """What the end of a process does to its socket, also while a thread reads from it."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(end.fileno())) as own:
+            own.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,13 @@
-"""the in-process channel: order, blocking, stopping"""
+"""the channel: order, blocking, stopping, ends that leave"""
 
+import queue
 import threading
+from multiprocessing import Pipe
 
 from minnow.core.errors import RequestError
-from minnow.core.step import Abort
-from minnow.engine.channel import FromEngine, Outputs, Refusal, in_process
+from minnow.core.request import Request
+from minnow.core.step import Abort, TokenOutput
+from minnow.engine.channel import Closed, FromEngine, Outputs, Refusal, client_end, engine_end, in_process
 
 
 def test_messages_come_in_order_and_without_waiting() -> None:
@@ -43,3 +46,50 @@ def test_a_refusal_carries_the_whole_error() -> None:
     error = RequestError("too long", param="prompt", code="context_length_exceeded", status=413)
     again = Refusal.of("r", error).to_error()
     assert (str(again), again.param, again.code, again.status) == (str(error), error.param, error.code, error.status)
+
+
+def test_what_cannot_be_read_ends_the_client_s_side_instead_of_making_it_deaf() -> None:
+    ours, theirs = Pipe()
+    got: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+    client_end(ours, got.put, lambda: "it left")
+    theirs.send_bytes(b"\xff nonsense")
+    closed = got.get(timeout=5)
+    assert isinstance(closed, Closed) and "could not be read" in (closed.error or "")
+    theirs.close()
+
+
+def test_a_side_that_leaves_is_noticed_by_the_other() -> None:
+    ours, theirs = Pipe()
+    got: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+    client_end(ours, got.put, lambda: "it left")
+    theirs.close()
+    assert got.get(timeout=5) == Closed(error="it left")
+    ours, theirs = Pipe()
+    was_left = threading.Event()
+    end = engine_end(theirs, was_left.set)
+    ours.close()
+    assert was_left.wait(5)
+    was_left.clear()
+    end.send(Outputs())  # nobody hears it
+    assert was_left.wait(5)
+
+
+def test_large_messages_in_both_directions_do_not_block_each_other() -> None:
+    ours, theirs = Pipe()
+    got: queue.SimpleQueue[FromEngine] = queue.SimpleQueue()
+    client = client_end(ours, got.put, lambda: "it left")
+    engine = engine_end(theirs, lambda: None)
+    request = Request(request_id="r" * 1_000_000, token_ids=tuple(range(200_000)))
+    outputs = Outputs(outputs=(TokenOutput(request_id="r", token_ids=tuple(range(500_000))),))
+    for _ in range(3):
+        client.send(request)
+    for _ in range(3):
+        engine.send(outputs)
+    seen: list[object] = []
+    while len(seen) < 3:
+        seen += engine.receive(is_blocking=True) or ()
+    assert seen == [request] * 3
+    assert [got.get(timeout=5) for _ in range(3)] == [outputs] * 3
+    engine.send(Closed())
+    assert got.get(timeout=5) == Closed()
+    theirs.close()

@@ -5,11 +5,13 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 
 import pytest
 
 from minnow.core.errors import MinnowError, RequestError
 from minnow.core.request import Request, SamplingParams
+from minnow.core.step import TokenOutput
 from minnow.engine.client import EngineClient
 from minnow.engine.host import EngineThread, Host
 from tests.engine.hosts import EngineBehindSocket
@@ -97,6 +99,17 @@ def test_the_first_token_arrives_before_the_second_step_starts() -> None:
         stream.close()
 
     play(engine, scenario)
+
+
+def test_outputs_are_observed_when_they_arrive_whoever_reads_them() -> None:
+    async def scenario(client: EngineClient) -> None:
+        seen: list[TokenOutput] = []
+        stream = client.submit([make("a")], seen.append)
+        await until(lambda: client.num_open == 0)
+        assert [output.token_ids for output in seen] == [(0,), (1,), (2,)]
+        assert [output async for output in stream] == seen
+
+    play(ScriptedEngine(count), scenario)
 
 
 def test_several_requests_share_a_stream_and_each_ends() -> None:
@@ -299,19 +312,76 @@ def test_a_step_without_end_ends_every_request_and_its_end_heals_the_engine() ->
         client = EngineClient(new_host(engine), step_timeout_s=0.3)
         await client.start()
         await client.ready()
-        streams = [client.submit([make("a", 50)]), client.submit([make("b", 50)])]
+        streams = [client.submit([make("a", 100_000)]), client.submit([make("b", 100_000)])]
         for stream in streams:
             (output,) = [output async for output in stream]
             assert output.finish_reason == "error"
             assert "the engine hangs: a step has run for" in (output.error or "")
         assert client.num_open == 0
+        for _ in range(20):  # nothing is open any more, and it still hangs
+            assert "a step has run for" in (client.trouble or "")
+            with pytest.raises(RequestError, match="a step has run for"):
+                client.submit([make("refused")])
+            await asyncio.sleep(0.05)
         async with pacing(engine):
             await until(lambda: engine.is_idle)
-            assert client.trouble is None
+            assert set(engine.aborted_at) == {"a", "b"}
+            await until(lambda: client.trouble is None)
             assert [o.token_ids async for o in client.submit([make("c", 2)])] == [(0,), (1,)]
         await client.close()
 
     asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+# G01
+def test_a_hang_is_trouble_also_when_the_clients_have_left() -> None:
+    engine = ScriptedEngine(count, is_gated=True)
+
+    async def main() -> None:
+        client = EngineClient(new_host(engine), step_timeout_s=0.3)
+        await client.start()
+        await client.ready()
+        async with client.submit([make("a", 50)]):
+            await until(lambda: engine.is_at_gate)
+        await until(lambda: client.trouble is not None)
+        assert "a step has run for" in (client.trouble or "")
+        async with pacing(engine):
+            await until(lambda: client.trouble is None)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+def test_an_idle_engine_owes_nothing() -> None:
+    engine = ScriptedEngine(count)
+    engine.refusal = RequestError("no room")
+
+    async def main() -> None:
+        client = EngineClient(new_host(engine), step_timeout_s=0.2)
+        await client.start()
+        await client.ready()
+        with pytest.raises(RequestError, match="no room"):
+            await anext(client.submit([make("a")]))
+        await client.control("known")
+        client.abort("nobody")
+        await until(lambda: client.silent_s == 0.0)
+        await asyncio.sleep(0.5)
+        assert client.trouble is None
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), timeout=20))
+
+
+def test_a_message_that_cannot_be_sent_is_its_sender_s_error() -> None:
+    engine = ScriptedEngine(count)
+
+    async def scenario(client: EngineClient) -> None:
+        if new_host is EngineBehindSocket:
+            with pytest.raises((OverflowError, UnicodeEncodeError)):
+                client.submit([replace(make("a"), cache_salt="\ud800")])
+        assert [o.token_ids async for o in client.submit([make("b", 1)])] == [(0,)]
+
+    play(engine, scenario)
 
 
 # G01

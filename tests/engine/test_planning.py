@@ -61,8 +61,8 @@ def test_scored_prompts_share_the_budget_and_others_do_not_need_it() -> None:
         plans.append(parts(plan))
         collector.take(outputs)
     assert plans[:2] == [
-        [(0, MOST - 10, MOST - 11), (0, MOST, 0), (0, 11, 11)],  # d has its turn before e
-        [(MOST - 10, 1, 0), (MOST, 1, 0), (11, MOST - 11, MOST - 12), (0, 3, 2), (0, 5, 0)],
+        [(0, MOST - 10, MOST - 11), (0, MOST, 0), (0, 11, 11), (0, 5, 0)],  # e needs no scores, so it goes past d
+        [(MOST - 10, 1, 0), (MOST, 1, 0), (5, 1, 0), (11, MOST - 11, MOST - 12), (0, 3, 2)],
     ]
     expect_alone(collector, *asked, max_model_len=LONG)
     for each in asked:

@@ -73,3 +73,10 @@ def test_only_the_first_answer_tells_the_cached_tokens() -> None:
     answers = [told.answer((7,), (), finish_reason=None, error=None) for _ in range(2)]
     assert [answer.num_cached_tokens for answer in answers] == [3, 0]
     assert told.answer((7,), (), finish_reason="stop", error=None).stop_token_id == 7
+
+
+def test_every_output_tells_of_the_preemptions_so_far() -> None:
+    answering = make(SamplingParams())
+    for num_preemptions in (0, 2):
+        answering.num_preemptions = num_preemptions
+        assert answering.answer((7,), (), finish_reason=None, error=None).num_preemptions == num_preemptions

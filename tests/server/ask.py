@@ -49,13 +49,14 @@ async def running(engine: ScriptedEngine, tokenizer: Tokenizer = BYTES, **config
     door = app.build(
         client, tokenizer=tokenizer, template=chat_template(), model_name=MODEL_NAME, config=ServerConfig(**config)
     )
-    async with door.router.lifespan_context(door):
-        await client.ready()
-        try:
-            yield door
-        finally:
-            for _ in range(1000):
-                engine.gate.release()
+    await client.start()
+    await client.ready()
+    try:
+        yield door
+    finally:
+        for _ in range(1000):
+            engine.gate.release()
+        await client.close()
 
 
 def http(door: Starlette) -> httpx.AsyncClient:
@@ -93,13 +94,17 @@ def chat_text(chunks: list[dict[str, Any]], index: int = 0) -> str:
 
 
 class Connection:
-    """One POST over ASGI whose client can leave at any moment."""
+    """One POST over ASGI whose client can leave at any moment.
 
-    def __init__(self, door: Starlette, path: str, body: dict[str, Any]) -> None:
+    Args:
+        num_unread: the server waits while so many messages lie unread; 0 never lets it wait.
+    """
+
+    def __init__(self, door: Starlette, path: str, body: dict[str, Any], *, num_unread: int = 0) -> None:
         self._gone = asyncio.Event()
         self._body = json.dumps(body).encode()
         self._has_sent = False
-        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue(num_unread)
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "method": "POST",
             "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
@@ -115,7 +120,7 @@ class Connection:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
-        self.sent.put_nowait(dict(message))
+        await self.sent.put(dict(message))
 
     async def leave(self) -> None:
         """Close the connection and wait until the server is done with it."""

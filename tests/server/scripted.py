@@ -73,16 +73,18 @@ class ScriptedEngine:
         self.model = MODEL
         self.max_model_len = max_model_len
         self.gate = threading.Semaphore(0)
+        self.is_at_gate = False  # it waits in a step
         self.added: list[Request] = []
         self.aborted_at: dict[str, int] = {}  # request -> steps that had run
         self.controls: list[Control] = []
         self.num_steps = 0
+        self.num_drawn_tokens = 0
         self.step_error: Exception | None = None
         self.refusal: RequestError | None = None
         self.failing_ids: set[str] = set()
         self.top_logprobs: tuple[tuple[int, float], ...] = ()
         self.queued_s = 0.0  # told in each request's first output
-        self.num_preemptions = 0  # told in its last
+        self.num_preemptions = 0  # told in every one
         self.num_cached_tokens = 0
         self._script = script
         self._end_token_id = end_token_id
@@ -109,7 +111,9 @@ class ScriptedEngine:
 
     def step(self) -> list[TokenOutput]:
         if self._is_gated:
+            self.is_at_gate = True
             self.gate.acquire()
+            self.is_at_gate = False
         if self.step_error is not None:
             raise self.step_error
         self.num_steps += 1
@@ -141,6 +145,7 @@ class ScriptedEngine:
                 reason = "stop"
             elif num_done + len(drawn) == sampling.max_tokens:
                 reason = "length"
+        self.num_drawn_tokens += len(drawn)
         self._running[request_id] = (request, tokens, num_done + len(drawn))
         if reason is not None:
             del self._running[request_id]
@@ -157,7 +162,7 @@ class ScriptedEngine:
             stop_token_id=drawn[-1] if reason == "stop" else None,
             num_cached_tokens=self.num_cached_tokens,
             queued_s=0.0 if num_done else self.queued_s,
-            num_preemptions=0 if reason is None else self.num_preemptions,
+            num_preemptions=self.num_preemptions,
         )
 
     def _score(self, request: Request) -> tuple[TokenLogprobs, ...]:

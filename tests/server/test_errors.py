@@ -88,7 +88,6 @@ CHAT_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"messages": [USER, {"role": "user", "content": None}]}, "messages[1].content"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
         "messages[0].content[1]",
@@ -170,6 +169,8 @@ def test_a_text_part_without_text_is_not_called_a_strange_type() -> None:
         {"messages": [{"role": "system", "content": "only"}]},
         {"messages": [{"role": "developer", "content": "only"}]},
         {"messages": [USER, {"role": "assistant", "content": ""}]},
+        {"messages": [USER, {"role": "assistant", "content": None}, USER]},
+        {"messages": [USER, {"role": "assistant"}, USER]},
         {"messages": [{"role": "user", "content": ""}]},
         {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "n": None, "stop": None},
         {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}]},

@@ -18,7 +18,7 @@ import pytest
 from starlette.applications import Starlette
 
 from minnow.config.server import ServerConfig
-from minnow.core.errors import ConfigError
+from minnow.core.errors import ConfigError, MinnowError
 from minnow.engine.client import EngineClient
 from minnow.engine.host import EngineThread
 from minnow.server import app, listen
@@ -52,7 +52,8 @@ def serving(engine: ScriptedEngine, **config: Any) -> Iterator[str]:
             client = EngineClient(EngineThread(engine))
             server = listen.Server(make_app(client, **config), client, drain_s=1)
             stop.append(server)
-            await server.run(listening, ready.set)
+            with contextlib.suppress(MinnowError):  # the engine failed, as it was to
+                await server.run(listening, ready.set)
 
         asyncio.run(main())
 
@@ -254,3 +255,58 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(capfd: pytest
     assert events[-1] == "data: [DONE]"
     assert "the server was stopped" in events[-2]
     assert "Traceback" not in capfd.readouterr().err
+
+
+# G02
+@pytest.mark.system
+def test_a_stream_that_is_read_slowly_is_drained_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    """The engine is done long before the client has read; the drain waits for the client."""
+    engine = ScriptedEngine(lambda request: [BYTES.encode("a")[0]] * 20_000, max_model_len=30_000, tokens_a_step=50)
+    listening = listen.bind("127.0.0.1", 0)
+    host, port = listen.address_of(listening).removeprefix("http://").split(":")
+    client = EngineClient(EngineThread(engine))
+    received = bytearray()
+
+    def read_late() -> None:
+        body = json.dumps(chat(stream=True, max_tokens=20_000)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(head + body)
+            while not (engine.added and engine.is_idle):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1.5)
+            while part := connection.recv(1 << 16):
+                received.extend(part)
+
+    thread = threading.Thread(target=read_late)
+    listen.serve(make_app(client), listening, client, when_ready=thread.start, drain_s=30)
+    thread.join(timeout=20)
+    assert b"data: [DONE]" in received
+    assert received.count(b'"content":"') > 20
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# G01
+@pytest.mark.system
+def test_a_failed_engine_ends_the_server_with_its_reason() -> None:
+    engine = scripted("abc", is_gated=True)
+    engine.step_error = RuntimeError("a kernel broke")
+    listening = listen.bind("127.0.0.1", 0)
+    address = listen.address_of(listening)
+    client = EngineClient(EngineThread(engine))
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{address}/v1/chat/completions", json=chat(), timeout=20))
+        answers.append(httpx.get(f"{address}/health", timeout=20))
+
+    def when_ready() -> None:
+        threading.Thread(target=ask).start()
+        engine.gate.release()
+
+    with pytest.raises(MinnowError, match="the engine failed: RuntimeError: a kernel broke"):
+        listen.serve(make_app(client), listening, client, when_ready=when_ready, drain_s=1)
+    assert [answer.status_code for answer in answers] == [500, 503]

@@ -6,11 +6,15 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.responses import Response
 
 import minnow
+from minnow.server.stream import json_response
+from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
 from tests.server.ask import BYTES, END_ID, MODEL_NAME, ask, chat, scripted
 from tests.server.scripted import END
@@ -68,6 +72,41 @@ def test_a_conversation_has_the_tokens_that_a_chat_runs(fields: dict[str, Any]) 
     ask(engine, scenario)
 
 
+TELLING = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.type }}:{{ c.id }}:{{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %};{% endfor %}{{ reasoning_effort }} {{ x }}"
+)
+
+
+def test_variables_and_tool_calls_reach_the_template_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.server.ask.chat_template", lambda: ChatTemplate({"default": TELLING}, {}))
+    engine = scripted("ok", max_model_len=200)
+    call = {"id": END, "function": {"name": f"f{END}", "arguments": json.dumps({END: {"role": END, "type": [END]}})}}
+    messages = [
+        {"role": "user", "content": "hi", "tool_calls": [call]},
+        {"role": "assistant", "content": END, "tool_calls": [call]},
+    ]
+    shown = f'function:{END}:f{END}{{"{END}": {{"role": "{END}", "type": ["{END}"]}}}};'
+    told = f"hi{shown}{END}{shown}"
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({}, " "),
+        ({"reasoning_effort": f"low{END}"}, f"low{END} "),
+        ({"chat_template_kwargs": {"x": f"y{END}"}}, f" y{END}"),
+        ({"chat_template_kwargs": {"x": 1, "reasoning_effort": "max"}, "reasoning_effort": "low"}, "max 1"),
+    ]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for fields, end in bodies:
+            body = {"messages": messages, **fields}
+            assert (await client.post(CHAT, json=chat(**body))).status_code == 200
+            tokens = (await client.post(TOKENIZE, json=body)).json()["tokens"]
+            assert tokens == list(engine.added[-1].token_ids)
+            assert BYTES.decode(tokens, skip_special_tokens=False) == told + end
+            assert END_ID not in tokens
+
+    ask(engine, scenario)
+
+
 @given(
     st.text(st.characters(exclude_categories=["Cs"]))
     | st.lists(st.sampled_from(["a", END, " ", "\u4e16"])).map("".join)
@@ -89,6 +128,11 @@ def test_ids_that_the_model_has_and_the_tokenizer_lacks_are_no_text() -> None:
     ask(scripted("ok"), scenario)
 
 
+def calling(depth: int) -> dict[str, Any]:
+    """A tool call whose arguments are lists in lists."""
+    return {"function": {"name": "f", "arguments": "[" * depth + "]" * depth}}
+
+
 BAD: list[tuple[str, Any, int, str | None]] = [
     (TOKENIZE, {}, 400, "prompt"),
     (TOKENIZE, {"prompt": "a", "messages": TALK}, 400, "prompt"),
@@ -98,6 +142,13 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (TOKENIZE, {"messages": [{"role": "boss", "content": "a"}]}, 400, "messages[0].role"),
     (TOKENIZE, {"messages": TALK, "continue_final_message": True}, 400, "continue_final_message"),
     (TOKENIZE, {"messages": TALK, "tools": [{"type": "function"}]}, 400, "tools"),
+    (TOKENIZE, {"messages": [{**TALK[1], "tool_calls": [calling(700)]}]}, 400, "messages"),
+    (
+        TOKENIZE,
+        {"messages": [{**TALK[1], "tool_calls": [calling(1) | {"type": END}]}]},
+        400,
+        "messages[0].tool_calls[0].type",
+    ),
     (TOKENIZE, b"{", 400, None),
     (TOKENIZE, b'{"prompt": "\xff"}', 400, None),
     (TOKENIZE, b"[]", 400, None),
@@ -124,7 +175,7 @@ def test_what_is_refused_is_named(path: str, body: Any, status: int, param: str 
         assert error["message"]
         assert (await client.get("/health")).status_code == 200
 
-    ask(scripted("ok"), scenario, max_body_bytes="1000")
+    ask(scripted("ok"), scenario, max_body_bytes="1800")
 
 
 def test_a_long_text_is_encoded_while_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +197,24 @@ def test_a_long_text_is_encoded_while_others_are_answered(monkeypatch: pytest.Mo
         assert not long.done()
         may_end.set()
         assert (await long).json()["count"] == 20_000
+
+    ask(scripted("ok"), scenario)
+
+
+def test_long_answers_are_written_where_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    writers: list[threading.Thread] = []
+
+    def write(value: msgspec.Struct) -> Response:
+        writers.append(threading.current_thread())
+        return json_response(value)
+
+    monkeypatch.setattr("minnow.server.routes.tokenize.json_response", write)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert (await client.post(TOKENIZE, json={"prompt": "a" * 20_000})).status_code == 200
+        assert (await client.post(DETOKENIZE, json={"tokens": [64] * 20_000})).status_code == 200
+        assert len(writers) == 2
+        assert threading.current_thread() not in writers
 
     ask(scripted("ok"), scenario)
 

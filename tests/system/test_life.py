@@ -137,6 +137,7 @@ def test_a_killed_engine_ends_what_is_open_and_the_server_with_an_error(model: P
         assert (answer.status_code, answer.json()["status"]) == (503, "its process was ended by SIGKILL")
         refused = httpx.post(f"{server.address}/v1/completions", json=body(1))
         assert refused.status_code == 503 and "SIGKILL" in refused.json()["error"]["message"]
+        server.process.send_signal(signal.SIGTERM)  # somebody cleans up; it has failed all the same
         assert server.process.wait(20) == 1
         log = server.log.read_text()
         assert log.splitlines()[-1] == "minnow: the engine failed: its process was ended by SIGKILL"
@@ -169,6 +170,7 @@ def test_a_signal_lets_streams_finish_and_nothing_new_in(model: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: health(server).status_code == 503)
         assert health(server).json()["status"] == "the server is shutting down"
+        assert health(server).headers["retry-after"]
         refused = httpx.post(f"{server.address}/v1/completions", json=body(1))
         assert refused.status_code == 503 and refused.headers["retry-after"]
         for stream in streams:
@@ -205,16 +207,23 @@ def test_a_second_signal_ends_everything_at_once(model: Path) -> None:
         assert server.process.wait(20) == 0
         stream.end()
         until(lambda: is_gone(worker))
+        assert "Traceback" not in server.log.read_text()
 
 
 # G02
-def test_a_signal_while_loading_leaves_nothing_behind(model: Path) -> None:
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_signal_while_loading_leaves_nothing_behind(model: Path, is_terminal: bool) -> None:
+    """A terminal's control-C reaches the engine's process, too."""
     command = [sys.executable, "-c", MAIN, "serve", str(model), "--port", "0", *FLAGS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, start_new_session=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         until(lambda: bool(children.read_text().split()))
         worker = worker_of(process)
-        process.send_signal(signal.SIGTERM)
+        if is_terminal:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGTERM)
         out, errors = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, ""), errors
         until(lambda: is_gone(worker))

@@ -1,6 +1,9 @@
 """ids, raw bytes and control tokens"""
 
 import json
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,28 @@ def test_bytes_are_ids_in_the_tiny_vocabulary(tokenizer: Tokenizer) -> None:
 def test_token_bytes_are_raw(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_bytes(i) for i in range(256)] == [bytes([i]) for i in range(256)]
     assert tokenizer.token_bytes(tiny.START_TOKEN_ID) == b"<|im_start|>"
+
+
+def test_others_have_their_turn_while_much_is_decoded(tokenizer: Tokenizer) -> None:
+    ids = [ord("a")] * 1_000_000
+
+    def longest_wait() -> float:
+        """Of another thread, as a share of the whole time."""
+        beats, is_over = [time.perf_counter()], threading.Event()
+
+        def beat() -> None:
+            while not is_over.wait(0.001):
+                beats.append(time.perf_counter())
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        assert len(tokenizer.decode(ids)) == len(ids)
+        is_over.set()
+        thread.join()
+        beats.append(time.perf_counter())
+        return max(after - before for before, after in pairwise(beats)) / (beats[-1] - beats[0])
+
+    assert min(longest_wait() for _ in range(3)) < 0.6
 
 
 def test_control_tokens_are_left_out_unless_asked_for(tokenizer: Tokenizer) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from minnow.server import prompt
 from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
-from minnow.server.limits import prepare, read_body
+from minnow.server.limits import read_body
 from minnow.server.logprob import to_chat, to_prompt
 from minnow.server.schema.chat import (
     AnswerMessage,
@@ -28,7 +29,7 @@ from minnow.server.schema.chat import (
     DeltaMessage,
 )
 from minnow.server.schema.errors import decode
-from minnow.server.stream import answer, start_stream
+from minnow.server.stream import json_response, start_stream, until_gone
 
 
 def routes(door: Door) -> Sequence[BaseRoute]:
@@ -45,17 +46,24 @@ def routes(door: Door) -> Sequence[BaseRoute]:
             call = make_call(wire, prompts, door, call_id=f"chatcmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
             return call, Generation(call, door.client, door.tokenizer, door.metrics)
 
-        call, generation = await prepare(understand, len(body))
+        call, generation = await until_gone(request.receive, door.threads.prepare(understand, len(body)))
         if call.streams:
             return await start_stream(request, _chunks(generation, call, door))
-        return await answer(request, _respond(generation, call, door))
+        return await until_gone(request.receive, _respond(generation, call, door))
 
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
-async def _respond(generation: Generation, call: Call, door: Door) -> ChatResponse:
+async def _respond(generation: Generation, call: Call, door: Door) -> Response:
     """The whole answer."""
     choices = await generation.whole()
+    return await door.threads.prepare(
+        lambda: json_response(_response(generation, call, choices, door)),
+        sum(generation.num_bytes(parts) for parts in choices),
+    )
+
+
+def _response(generation: Generation, call: Call, choices: list[list[Delta]], door: Door) -> ChatResponse:
     prompt_tokens = [token for delta in choices[0] for token in delta.prompt]
     num_top = call.prompt_logprobs
     return ChatResponse(

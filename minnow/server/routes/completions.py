@@ -4,22 +4,24 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from minnow.server import prompt
 from minnow.server.call import Call, check_model, make_call
 from minnow.server.door import Door
 from minnow.server.generate import Delta, Generation
-from minnow.server.limits import prepare, read_body
+from minnow.server.limits import read_body
 from minnow.server.logprob import to_completion, to_prompt
 from minnow.server.schema.completions import CompletionChoice, CompletionRequest, CompletionResponse
 from minnow.server.schema.errors import decode
-from minnow.server.stream import answer, start_stream
+from minnow.server.stream import json_response, start_stream, until_gone
 
 
 def routes(door: Door) -> Sequence[BaseRoute]:
@@ -36,24 +38,30 @@ def routes(door: Door) -> Sequence[BaseRoute]:
             call = make_call(wire, prompts, door, call_id=f"cmpl-{uuid.uuid4().hex}", arrival_s=arrival_s)
             return call, Generation(call, door.client, door.tokenizer, door.metrics)
 
-        call, generation = await prepare(understand, len(body))
+        call, generation = await until_gone(request.receive, door.threads.prepare(understand, len(body)))
         if call.streams:
             return await start_stream(request, _chunks(generation, call, door))
-        return await answer(request, _respond(generation, call, door))
+        return await until_gone(request.receive, _respond(generation, call, door))
 
     return [Route("/v1/completions", completions, methods=["POST"])]
 
 
-async def _respond(generation: Generation, call: Call, door: Door) -> CompletionResponse:
+async def _respond(generation: Generation, call: Call, door: Door) -> Response:
     """The whole answer."""
     choices = await generation.whole()
-    return CompletionResponse(
-        id=call.call_id,
-        created=int(call.arrival_s),
-        model=door.model_name,
-        choices=[_choice(call, parts, door) for parts in choices],
-        usage=generation.usage,
-    )
+
+    def build() -> Response:
+        return json_response(
+            CompletionResponse(
+                id=call.call_id,
+                created=int(call.arrival_s),
+                model=door.model_name,
+                choices=[_choice(call, parts, door) for parts in choices],
+                usage=generation.usage,
+            )
+        )
+
+    return await door.threads.prepare(build, sum(generation.num_bytes(parts) for parts in choices))
 
 
 async def _chunks(generation: Generation, call: Call, door: Door) -> AsyncGenerator[msgspec.Struct]:
@@ -69,7 +77,8 @@ async def _chunks(generation: Generation, call: Call, door: Door) -> AsyncGenera
 
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
-            yield chunk([_choice(call, [delta], door)], has_totals=is_continuous)
+            choice = await door.threads.prepare(partial(_choice, call, [delta], door), generation.num_bytes([delta]))
+            yield chunk([choice], has_totals=is_continuous)
     if with_usage:
         yield chunk([], has_totals=True)
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from minnow.server.door import Door
-from minnow.server.stream import json_response
+from minnow.server.stream import json_response, unavailable
 
 
 class Health(msgspec.Struct, kw_only=True):
@@ -39,6 +39,6 @@ def routes(door: Door) -> Sequence[BaseRoute]:
             num_open=client.num_open,
             num_running=client.stats().num_running,
         )
-        return json_response(body, 200 if trouble is None else 503)
+        return json_response(body) if trouble is None else unavailable(json_response(body, 503))
 
     return [Route("/health", health, methods=["GET"])]

@@ -11,7 +11,7 @@ from minnow.core.errors import RequestError
 from minnow.server import prompt
 from minnow.server.call import check_model
 from minnow.server.door import Door
-from minnow.server.limits import prepare, read_body
+from minnow.server.limits import read_body
 from minnow.server.schema.chat import ChatRequest
 from minnow.server.schema.errors import decode
 from minnow.server.schema.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -23,11 +23,11 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
     async def tokenize(request: Request) -> Response:
         body = await read_body(request, door.max_body_bytes)
-        return json_response(await prepare(lambda: _tokenize(body, door), len(body)))
+        return await door.threads.prepare(lambda: json_response(_tokenize(body, door)), len(body))
 
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, door.max_body_bytes)
-        return json_response(await prepare(lambda: _detokenize(body, door), len(body)))
+        return await door.threads.prepare(lambda: json_response(_detokenize(body, door)), len(body))
 
     return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]
 

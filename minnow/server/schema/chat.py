@@ -27,7 +27,7 @@ class ToolCall(msgspec.Struct, kw_only=True):
 
     function: FunctionCall
     id: str | None = None
-    type: str = "function"
+    type: Literal["function"] = "function"
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):

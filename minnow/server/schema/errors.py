@@ -53,6 +53,8 @@ def decode(body: bytes, wire_type: type[T]) -> T:
         body.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from None
+    if not body.strip():
+        raise RequestError("the body is empty; send JSON")
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         check_supported(raw)

@@ -1,5 +1,7 @@
 // the page: a conversation, and the settings of its answers
-import { Failure, ask, byId, counted, duration, eventsOf, keep, model, rate, recall, watch } from './server.js';
+import {
+  Failure, ask, byId, counted, duration, eventsOf, grouped, keep, learnModel, model, rate, recall, watch,
+} from './server.js';
 
 const scroller = byId('scroller');
 const chat = byId('chat');
@@ -7,6 +9,9 @@ const question = byId('question');
 const settings = byId('settings');
 const fields = [...settings.querySelectorAll('[name]')];
 const TEXT_FIELDS = ['system', 'stop']; // all others are numbers
+// In characters. What a frame shows anew is never more than this, however long an answer gets.
+const PARAGRAPH_LENGTH = 2000; // after which a paragraph goes on in a next one, at the next line
+const PLAIN_LENGTH = 10_000; // of a paragraph without lines, after which it is shown without code and bold
 
 let exchanges = []; // the conversation: questions with their answers
 let streaming = null; // the AbortController of the answer that comes in
@@ -31,7 +36,7 @@ class Exchange {
   }
 
   clear() {
-    Object.assign(this, { answer: '', reasoning: '', error: '', end: '', isRunning: false, isDue: false });
+    Object.assign(this, { answer: '', reasoning: '', error: '', end: '', isRunning: false, isDue: false, restMs: 0 });
     Object.assign(this, { usage: null, sentAt: performance.now(), firstAt: 0, lastAt: 0, firstTokens: 0 });
   }
 
@@ -54,25 +59,28 @@ class Exchange {
   paintSoon() {
     if (this.isDue) return;
     this.isDue = true;
-    requestAnimationFrame(() => {
+    setTimeout(() => requestAnimationFrame(() => {
       if (this.isDue) this.paint();
-    });
+    }), this.restMs);
   }
 
   paint() {
     this.isDue = false;
+    const startedAt = performance.now();
     const isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 8;
     this.view.classList.toggle('running', this.isRunning);
     this.part('.reasoning').hidden = !this.reasoning;
-    this.part('.reasoning div').textContent = this.reasoning;
-    render(this.part('.answer'), this.answer);
+    grow(this.part('.reasoning div'), this.reasoning);
     this.part('.error').hidden = !this.error;
     this.part('.error').textContent = this.error;
     this.part('.copy').hidden = this.isRunning || !this.answer;
     this.part('.again').hidden = this.isRunning;
     this.part('.again').textContent = this.error ? 'Try again' : 'Regenerate';
     this.part('.numbers').textContent = this.numbers().map((words) => words.replaceAll(' ', '\u00a0')).join(' \u00b7 ');
-    if (isAtEnd) scroller.scrollTop = scroller.scrollHeight; // a reader who scrolled up stays where they are
+    render(this.part('.answer'), this.answer);
+    const end = scroller.scrollHeight;
+    if (isAtEnd) scroller.scrollTop = end; // a reader who scrolled up stays where they are
+    this.restMs = 3 * (performance.now() - startedAt); // however long an answer gets, the page has time for its reader
   }
 
   numbers() {
@@ -83,7 +91,7 @@ class Exchange {
       const { completion_tokens: tokens, prompt_tokens: prompt, prompt_tokens_details: details } = this.usage;
       if (seconds > 0) found.push(`${rate((tokens - this.firstTokens) / seconds)} tokens/s`);
       found.push(counted(tokens));
-      if (!this.isRunning) found.push(`prompt ${counted(prompt)}, ${details?.cached_tokens ?? 0} cached`);
+      if (!this.isRunning) found.push(`prompt ${counted(prompt)}, ${grouped(details?.cached_tokens ?? 0)} cached`);
     }
     return this.end ? [...found, this.end] : found;
   }
@@ -94,12 +102,11 @@ async function answer(exchange) {
   streaming = controller;
   exchange.clear();
   exchange.isRunning = true;
-  exchange.paint();
-  scroller.scrollTop = scroller.scrollHeight;
-  showStreaming();
   try {
-    const response = await ask('/v1/chat/completions', { body: bodyFor(exchange), signal: controller.signal });
-    for await (const event of eventsOf(response)) exchange.take(event);
+    exchange.paint();
+    scroller.scrollTop = scroller.scrollHeight;
+    showStreaming();
+    for await (const event of eventsOf(await begin(exchange, controller.signal))) exchange.take(event);
   } catch (error) {
     if (controller.signal.aborted) {
       exchange.end = 'stopped';
@@ -107,11 +114,23 @@ async function answer(exchange) {
       exchange.error = error instanceof Failure ? error.message : `the stream broke off: ${error.message}`;
       fields.find((field) => field.name === error.param)?.setAttribute('aria-invalid', 'true');
     }
+  } finally { // nothing may leave the page with a Stop that stops nothing
+    exchange.isRunning = false;
+    if (streaming === controller) streaming = null;
+    showStreaming();
+    exchange.paint();
   }
-  exchange.isRunning = false;
-  exchange.paint();
-  if (streaming === controller) streaming = null;
-  showStreaming();
+}
+
+// The response to what is asked; asked again where the server has begun anew with another model.
+async function begin(exchange, signal) {
+  const send = () => ask('/v1/chat/completions', { body: bodyFor(exchange), signal });
+  try {
+    return await send();
+  } catch (error) {
+    if (error.code !== 'model_not_found' || !(await learnModel())) throw error;
+    return send();
+  }
 }
 
 function showStreaming() {
@@ -180,50 +199,82 @@ function element(tag, text, className = '') {
   return made;
 }
 
-// Shows a text as paragraphs and code; only what has changed since the last time is touched.
+// Shows a text that grows as paragraphs and code. Its last two blocks may still change; all before them are settled,
+// and are not looked at again.
 function render(container, text) {
-  const blocks = blocksOf(text);
-  blocks.forEach(({ kind, text, language }, i) => {
-    let node = container.children[i];
-    if (node?.className !== kind) {
-      node?.remove();
-      node = kind === 'code' ? newCode(language) : element('p', '', kind);
-      container.insertBefore(node, container.children[i] ?? null);
+  const nodes = (container.nodes ??= []);
+  const first = text ? Math.max(nodes.length - 2, 0) : 0;
+  const blocks = blocksOf(text, nodes[first]);
+  blocks.forEach((block, i) => {
+    let node = nodes[first + i];
+    if (node?.className !== block.kind) {
+      const made = block.kind === 'code' ? newCode() : element('p', '', block.kind);
+      if (node) node.replaceWith(made);
+      else container.append(made);
+      nodes[first + i] = node = made;
     }
-    if (node.source === text) return;
-    node.source = text;
-    if (kind === 'code') node.querySelector('code').textContent = text;
-    else node.replaceChildren(...inline(text));
+    node.start = block.start;
+    if (block.kind === 'code') showCode(node, block);
+    else showText(node, block.text);
   });
-  while (container.children.length > blocks.length) container.lastElementChild.remove();
+  for (const node of nodes.splice(first + blocks.length)) node.remove();
 }
 
-function newCode(language) {
+function newCode() {
   const node = element('div', '', 'code');
   const button = element('button', 'Copy');
   button.type = 'button';
   button.onclick = () => copy(node.source, button);
   const pre = element('pre', '');
   pre.append(element('code', ''));
-  node.append(element('span', language), button, pre);
+  node.append(element('span', ''), button, pre);
   return node;
 }
 
-// Paragraphs, and code between lines of three backquotes; the last one may still be growing.
-function blocksOf(text) {
+function showCode(node, { text, language }) {
+  const label = node.firstElementChild;
+  if (label.textContent !== language) label.textContent = language;
+  grow(node.querySelector('code'), text);
+  node.source = text;
+}
+
+function showText(node, text) {
+  if (node.source === text) return;
+  node.source = text;
+  if (text.length > PLAIN_LENGTH) return grow(node, text);
+  node.replaceChildren();
+  for (const part of inline(text)) node.append(part);
+}
+
+// Makes a text longer, and lets what is there already stay, with what the reader has selected in it.
+function grow(node, text) {
+  const shown = node.firstChild;
+  const isMore = node.childNodes.length === 1 && shown.nodeType === Node.TEXT_NODE && text.startsWith(shown.data);
+  if (!isMore) node.textContent = text;
+  else if (text.length > shown.length) shown.appendData(text.slice(shown.length));
+}
+
+// Paragraphs, and code between lines of three backquotes, from a node on that showed a block before. A paragraph of
+// many lines goes on in a next one.
+function blocksOf(text, node) {
   const blocks = [];
-  let open = null;
-  for (const line of text.split('\n')) {
+  let start = node?.start ?? 0;
+  let open = node?.className === 'text on' ? { kind: 'text', start: -Infinity } : null;
+  for (const line of text.slice(start).split('\n')) {
     const fence = /^\s*```([^`]*)$/.exec(line);
     const isCode = open?.kind === 'code';
     if (fence ? isCode : !isCode && !line.trim()) {
       open = null;
-    } else if (fence || !open) {
-      open = fence ? { kind: 'code', lines: [], language: fence[1].trim() } : { kind: 'text', lines: [line] };
+    } else if (fence) {
+      open = { kind: 'code', start, lines: [], language: fence[1].trim() };
+      blocks.push(open);
+    } else if (!open || (!isCode && start - open.start > PARAGRAPH_LENGTH)) {
+      open = { kind: open ? 'text on' : 'text', start, lines: [line] };
       blocks.push(open);
     } else {
       open.lines.push(line);
     }
+    start += line.length + 1;
   }
   return blocks.map(({ lines, ...block }) => ({ ...block, text: lines.join('\n').trimEnd() }));
 }
@@ -252,8 +303,11 @@ async function copy(text, button) {
 // ---------------------------------------------------------------- settings, and what outlasts a visit
 
 function loadSettings() {
-  const kept = JSON.parse(recall('localStorage', 'minnow.settings') || '{}');
-  for (const field of fields) field.value = kept[field.name] ?? '';
+  let kept = null;
+  try {
+    kept = JSON.parse(recall('localStorage', 'minnow.settings'));
+  } catch {} // nothing was kept, or something that is none of ours
+  for (const field of fields) field.value = typeof kept?.[field.name] === 'string' ? kept[field.name] : '';
   countSettings();
 }
 

@@ -6,10 +6,11 @@ let keyAsked = null; // a promise while the dialog is open
 let counter = null; // tokens generated so far, and when that was read
 
 export class Failure extends Error {
-  constructor(message, { status = 0, param = null } = {}) {
+  constructor(message, { status = 0, param = null, code = null } = {}) {
     super(message);
     this.status = status; // 0: no answer at all
     this.param = param;
+    this.code = code;
   }
 }
 
@@ -33,8 +34,8 @@ export async function ask(path, { body, signal, isQuiet = false } = {}) {
 async function failureOf(response) {
   const text = await response.text().catch(() => '');
   try {
-    const { message, param } = JSON.parse(text).error;
-    return new Failure(message, { status: response.status, param });
+    const { message, param, code } = JSON.parse(text).error;
+    return new Failure(message, { status: response.status, param, code });
   } catch {
     return new Failure(`the server answered with status ${response.status}`, { status: response.status });
   }
@@ -81,7 +82,7 @@ function askForKey(failure) {
 
 // Headers take characters up to U+00FF only, one for each byte.
 function toBytes(text) {
-  return String.fromCharCode(...new TextEncoder().encode(text));
+  return Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join('');
 }
 
 // ---------------------------------------------------------------- the server now
@@ -116,6 +117,12 @@ async function introduce(isQuiet) {
   return model !== null;
 }
 
+// What is served now, where it is not what the page believes. Whether the server has said so.
+export function learnModel() {
+  model = null;
+  return introduce(true);
+}
+
 async function measure() {
   try {
     show(await (await ask('/metrics', { isQuiet: true })).text());
@@ -135,10 +142,10 @@ async function measure() {
 function show(metrics) {
   const values = (name) => {
     const lines = metrics.matchAll(new RegExp(`^vllm:${name}(?:\\{.*\\})? (\\S+)`, 'gm'));
-    return [...lines].map(([, value]) => Number(value));
+    return Array.from(lines, ([, value]) => Number(value));
   };
   const sum = (name) => values(name).reduce((total, value) => total + value, 0);
-  const used = Math.max(0, ...values('kv_cache_usage_perc'));
+  const used = values('kv_cache_usage_perc').reduce((most, value) => Math.max(most, value), 0);
   const now = { tokens: sum('generation_tokens_total'), ms: performance.now() };
   const speed = counter ? (now.tokens - counter.tokens) / ((now.ms - counter.ms) / 1000) : 0;
   counter = now;
@@ -146,8 +153,8 @@ function show(metrics) {
   byId('no-numbers').textContent = '';
   byId('cache-bar').value = used;
   byId('cache').textContent = `${percent(used)} %`;
-  byId('running').textContent = sum('num_requests_running');
-  byId('waiting').textContent = sum('num_requests_waiting');
+  byId('running').textContent = grouped(sum('num_requests_running'));
+  byId('waiting').textContent = grouped(sum('num_requests_waiting'));
   byId('speed').textContent = rate(Math.max(speed, 0)); // below 0 where the server began anew
 }
 
@@ -160,8 +167,11 @@ function notice(text) {
 
 export const byId = (id) => document.getElementById(id);
 const percent = (share) => (share * 100).toFixed(share === 0 || share >= 0.1 ? 0 : share >= 0.001 ? 1 : 2);
-export const rate = (value) => value.toFixed(0 < value && value < 100 ? 1 : 0);
-export const counted = (tokens) => `${tokens.toLocaleString('en')} token${tokens === 1 ? '' : 's'}`;
+export function grouped(value, digits = 0) {
+  return value.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+export const rate = (value) => grouped(value, 0 < value && value < 100 ? 1 : 0);
+export const counted = (tokens) => `${grouped(tokens)} token${tokens === 1 ? '' : 's'}`;
 export const duration = (ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 // Storage may be forbidden; then nothing outlasts the page.
