@@ -11,14 +11,8 @@ from minnow.core.step import TokenOutput
 from minnow.server.stream import ClientGone
 from minnow.server.watch import CallWatch
 from minnow.text.continuation import Continuation
-from tests.server.ask import MODEL_NAME, Connection, ask, chat, http, running, scripted
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-OWN = {"model_name": MODEL_NAME, "engine": "0"}
-Samples = dict[str, float]
-
-
-from tests.server.scrape import gained, make, make_metrics, read, scrape, until, until_done
+from tests.server.ask import Connection, ask, chat, http, running, scripted
+from tests.server.scrape import CHAT, gained, make, make_metrics, read, scrape, until, until_done
 
 
 def test_times_of_a_request() -> None:
