@@ -149,7 +149,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_alone(browser: Browser) -> No
     key = "s\u00e9cret \u2603"
     with at_door(browser, scripted("Paris", **ENGINE), api_key=key) as visit:
         dialog, model = visit.page.get_by_role("dialog"), visit.page.locator("#model")
-        expect(dialog).to_contain_text("the API key is missing or wrong")
+        expect(dialog).to_contain_text("Whoever runs the server knows it.")
         visit.page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         expect(visit.page.locator("#notice")).to_contain_text("the API key is missing or wrong")
@@ -157,6 +157,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab_alone(browser: Browser) -> No
         for text in ("wrong", key):
             expect(dialog).to_be_visible()
             expect(dialog.get_by_label("API key")).to_have_value("")
+            expect(dialog).to_contain_text("Whoever" if text == "wrong" else "missing or wrong")
             dialog.get_by_label("API key").fill(text)
             visit.page.keyboard.press("Enter")
         expect(visit.page.locator(".answer")).to_have_text("Paris")

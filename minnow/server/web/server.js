@@ -65,7 +65,7 @@ export async function* eventsOf(response) {
 function askForKey(failure) {
   keyAsked ??= new Promise((resolve, reject) => {
     const dialog = byId('key-dialog');
-    byId('key-words').textContent = failure.message;
+    byId('key-words').textContent = key ? failure.message : 'Whoever runs the server knows it. It stays in this tab.';
     dialog.returnValue = '';
     dialog.onclose = () => {
       keyAsked = null;
