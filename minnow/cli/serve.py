@@ -36,9 +36,12 @@ def run(args: argparse.Namespace) -> int:
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _serve(config)
-    finally:
+    except BaseException:
         for number, action in before.items():
             signal.signal(number, action)
+        raise
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)  # the process ends now; one signal more is no failure
     return 0
 
 

@@ -194,10 +194,13 @@ def client_end(connection: Connection, deliver: Deliver, how_it_ended: Callable[
         with contextlib.suppress(EOFError, OSError):
             while True:
                 connection.recv_bytes()
+        outbox.put(None)
+        writer.join()
         connection.close()
 
-    for work in (write, read):
-        threading.Thread(target=work, name=f"channel {work.__name__}", daemon=True).start()
+    writer = threading.Thread(target=write, name="channel write", daemon=True)
+    writer.start()
+    threading.Thread(target=read, name="channel read", daemon=True).start()
     return ClientEnd(outbox.put, encode)
 
 

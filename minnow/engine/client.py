@@ -18,7 +18,7 @@ from minnow.engine.outputs import OutputStream
 STEP_TIMEOUT_S = 300.0
 FROZEN_AFTER_S = 8.0
 _WATCH_S = 0.5
-GRACE_S = 2.0
+_GRACE_S = 2.0
 
 
 class EngineClient:
@@ -61,7 +61,8 @@ class EngineClient:
         self._loading: Loading | None = None
         self._ready: Ready | None = None
         self._closed: Closed | None = None
-        self._is_draining = self._is_closing = False
+        self._draining = asyncio.Event()
+        self._is_closing = False
         self._is_settled = asyncio.Event()  # ready, or closed before
         self._is_over = asyncio.Event()
 
@@ -98,9 +99,13 @@ class EngineClient:
 
     def drain(self) -> None:
         """Take no more requests; what is open goes on."""
-        self._is_draining = True
+        self._draining.set()
 
-    async def close(self, *, grace_s: float = GRACE_S) -> None:
+    async def drained(self) -> None:
+        """Wait until no more requests are taken."""
+        await self._draining.wait()
+
+    async def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End open requests with an error, and the engine after its current step.
 
         Args:
@@ -108,12 +113,13 @@ class EngineClient:
         """
         if self._end is None:
             return
-        self._is_draining = self._is_closing = True
+        self._draining.set()
+        self._is_closing = True
         self._end_streams("the server was stopped")
         self._end.stop()
         await asyncio.to_thread(self._host.join, grace_s if self.was_ready else 0.0)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_over.wait(), GRACE_S)
+            await asyncio.wait_for(self._is_over.wait(), _GRACE_S)
         self._end_all(Closed())
         if self._watcher is not None:
             self._watcher.cancel()
@@ -202,7 +208,7 @@ class EngineClient:
             return "it has not started"
         if self._closed is not None:
             return self._closed.error or "it has been stopped"
-        if self._is_draining:
+        if self._draining.is_set():
             return "the server is shutting down"
         return self._hang() or self._progress()
 
@@ -275,7 +281,8 @@ class EngineClient:
         if self._owed_since_s is None or isinstance(message, Alive):
             return
         is_idle = isinstance(message, EngineStats) and not (message.num_running or message.num_waiting)
-        self._owed_since_s = None if is_idle and not self._streams else self._heard_at_s
+        is_settled = is_idle and not self._streams and not self._replies
+        self._owed_since_s = None if is_settled else self._heard_at_s
 
     def _give(self, request_id: str, item: TokenOutput | RequestError, *, is_last: bool) -> None:
         stream = self._streams.pop(request_id, None) if is_last else self._streams.get(request_id)
@@ -297,14 +304,14 @@ class EngineClient:
     async def _watch(self) -> None:
         """End what is open when the engine hangs; should it move again, it finds it all aborted, and serves again."""
         was_hanging = False
-        while True:
+        while self._closed is None:
             await asyncio.sleep(_WATCH_S)
-            reason = self._hang() if self._closed is None else None
+            reason = self._hang()
             # Seen twice: after a pause of this very process, the messages of the meantime come first.
             if reason is not None and was_hanging and self._streams:
                 Logger("server").error("engine hangs", reason=reason, requests=self.num_open)
                 self._end_streams(f"the engine hangs: {reason}")
-            elif reason is None and was_hanging:
+            elif reason is None and was_hanging and self._closed is None:
                 Logger("server").info("engine moves again")
             was_hanging = reason is not None
 
@@ -326,6 +333,7 @@ class EngineClient:
         if self._closed.error and self.was_ready:
             Logger("server").error("engine failed", reason=closed.error, requests=self.num_open)
         self._end_streams(error)
+        self._owed_since_s = None
         for control_id in tuple(self._replies):
             self._answer(ControlReply(control_id=control_id, error=error))
         self._is_settled.set()

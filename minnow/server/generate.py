@@ -145,6 +145,8 @@ class Generation:
                 async for arrived in stream:
                     for output in self._in_order(arrived, choice_by_id[arrived.request_id], held):
                         choice = choice_by_id[output.request_id]
+                        if choice.is_done:
+                            continue  # held back, and a stop string has ended it meanwhile
                         delta = choice.take(output)
                         watch.take(output.request_id, choice.num_tokens, delta.finish_reason)
                         if choice.is_done and output.finish_reason is None:

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import hmac
 import threading
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -80,11 +80,15 @@ class SameSite:
         await self._app(scope, receive, send)
 
 
-async def read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int, ending: Callable[[], Coroutine[Any, Any, None]]) -> bytes:
     """The whole body of a request.
 
+    Args:
+        ending: waits until the server takes no more requests.
+
     Raises:
-        RequestError: it is larger than max_bytes, or nothing more of it comes; nothing of it is kept.
+        RequestError: it is larger than max_bytes, nothing more of it comes, or the server is shutting down; nothing
+            of it is kept.
     """
     words = f"the body is larger than {max_bytes:,} bytes; send less, or raise --max-body-bytes"
     refusal = RequestError(words, code="body_too_large", status=413)
@@ -94,19 +98,30 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     stream = aiter(request.stream())
-    while True:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                part = await anext(stream, None)
-        except TimeoutError:
-            words = f"nothing more of the body has come for {BODY_TIMEOUT_S} s"
-            raise RequestError(words, code="body_timeout", status=408) from None
-        if part is None:
-            return b"".join(parts)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
-            raise refusal
-        parts.append(part)
+    end = asyncio.ensure_future(ending())
+    try:
+        while (part := await _next_part(stream, end)) is not None:
+            num_bytes += len(part)
+            if num_bytes > max_bytes:
+                raise refusal
+            parts.append(part)
+    finally:
+        end.cancel()
+    return b"".join(parts)
+
+
+async def _next_part(stream: AsyncIterator[bytes], end: "asyncio.Future[None]") -> bytes | None:
+    """The next part of a body, None after the last."""
+    part = asyncio.ensure_future(anext(stream, None))
+    try:
+        await asyncio.wait((part, end), timeout=BODY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if part.done():
+            return part.result()
+        if end.done():
+            raise RequestError("the server is shutting down", code="engine_unavailable", status=503)
+        raise RequestError(f"nothing more of the body has come for {BODY_TIMEOUT_S} s", code="body_timeout", status=408)
+    finally:
+        part.cancel()
 
 
 class Threads:
@@ -136,22 +151,29 @@ class Threads:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[T] = loop.create_future()
 
-        def settle(is_good: bool, value: Any) -> None:
+        def settle(result: T | None, error: BaseException | None) -> None:
             self._turns.release()
             if done.cancelled():
                 return
-            if is_good:
-                done.set_result(value)
-            else:
-                done.set_exception(value)
+            if error is None:
+                done.set_result(cast(T, result))
+            elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+                done.set_exception(error)
+            else:  # such as a panic of a library, which a future cannot hold, or should not
+                done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
 
         def run() -> None:
+            result, failure = None, None
             try:
-                outcome: tuple[bool, Any] = True, work()
-            except Exception as error:
-                outcome = False, error
+                result = work()
+            except BaseException as error:
+                failure = error
             with contextlib.suppress(RuntimeError):  # the event loop has ended
-                loop.call_soon_threadsafe(settle, *outcome)
+                loop.call_soon_threadsafe(settle, result, failure)
 
-        threading.Thread(target=run, name="server work", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="server work", daemon=True).start()
+        except RuntimeError:  # the machine has no more threads
+            self._turns.release()
+            raise
         return await done

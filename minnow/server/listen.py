@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp
 
 from minnow.core.errors import ConfigError, MinnowError
 from minnow.core.log import Logger
-from minnow.engine.client import GRACE_S, EngineClient
+from minnow.engine.client import EngineClient
 
 _log = Logger("server")
 _CUT_S = 1  # for the last events of what has ended; then connections are cut
@@ -144,15 +145,25 @@ class Server:
                 # Probes and clients hear why before the address is gone.
                 await self._until(lambda: bool(self._num_signals), _LAST_WORDS_S)
         finally:
-            await self._client.close(grace_s=0.0 if self._uvicorn.force_exit else GRACE_S)
+            await self._close()
             self._uvicorn.should_exit = True
             await serving
         await living
 
+    async def _close(self) -> None:
+        """End the engine; at once as soon as everything is to be cut."""
+        closing = asyncio.create_task(self._client.close())
+        await self._until(lambda: closing.done() or self._uvicorn.force_exit, math.inf)
+        await self._client.close(grace_s=0.0)
+        await closing
+
     @property
     def _is_done(self) -> bool:
-        """Every answer has left, not only the engine."""
-        return not self._client.num_open and not self._uvicorn.server_state.tasks
+        """Every answer has left this process, not only the engine."""
+        state = self._uvicorn.server_state
+        transports = [connection.transport for connection in state.connections]
+        num_unsent_bytes = sum(each.get_write_buffer_size() for each in transports if each is not None)
+        return not (self._client.num_open or state.tasks or num_unsent_bytes)
 
     async def _live(self, when_ready: Callable[[], None]) -> None:
         """The engine's life; ends with it."""
@@ -177,8 +188,10 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one."""
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return  # an answer was cut, as it was to be
         level = "error" if record.levelno >= logging.ERROR else "warning"
-        pairs = {} if record.exc_info is None else {"traceback": logging.Formatter().formatException(record.exc_info)}
+        pairs = {} if not record.exc_info else {"traceback": logging.Formatter().formatException(record.exc_info)}
         getattr(_log, level)(record.getMessage(), **pairs)
 
 

@@ -203,9 +203,16 @@ def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -
             await asyncio.sleep(30)
         return parts.pop()
 
+    async def read(seconds: float) -> bytes:
+        request = Request({"type": "http", "headers": []}, receive)
+        return await limits.read_body(request, 1000, lambda: asyncio.sleep(seconds))
+
     with pytest.raises(RequestError, match="nothing more of the body") as caught:
-        asyncio.run(limits.read_body(Request({"type": "http", "headers": []}, receive), 1000))
+        asyncio.run(read(30))
     assert caught.value.status == 408
+    with pytest.raises(RequestError, match="shutting down") as caught:
+        asyncio.run(read(0.01))
+    assert caught.value.status == 503
 
 
 def test_long_work_waits_for_its_turn_and_is_forgotten_when_nobody_waits() -> None:
@@ -227,7 +234,28 @@ def test_long_work_waits_for_its_turn_and_is_forgotten_when_nobody_waits() -> No
         assert await first == "held"
         await third
         assert done == ["third"]
+
+    asyncio.run(asyncio.wait_for(main(), timeout=10))
+
+
+def test_work_that_fails_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic() -> None:
+        raise BaseException("a library gave up")
+
+    async def main() -> None:
+        threads = limits.Threads(num_threads=1)
         with pytest.raises(ZeroDivisionError):
             await threads.run(lambda: 1 / 0)
+        with pytest.raises(RuntimeError, match="a library gave up"):
+            await threads.run(panic)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await threads.run(lambda: next(iter(())))
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="can't start"):
+            patch.setattr(threading.Thread, "start", lambda self: refuse())
+            await threads.run(lambda: 1)
+        assert await threads.run(lambda: 2) == 2
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
 
     asyncio.run(asyncio.wait_for(main(), timeout=10))

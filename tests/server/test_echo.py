@@ -1,16 +1,24 @@
 """log-probabilities of prompts: behind echo, as evaluation harnesses read them, and in vLLM's own field"""
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from minnow.core.step import TokenLogprobs
+from minnow.core.request import SamplingParams
+from minnow.core.step import TokenLogprobs, TokenOutput
+from minnow.server.call import Call
 from minnow.server.echo import Echo
+from minnow.server.generate import Generation
 from minnow.server.prompt import Prompt
+from minnow.server.schema.completions import StreamOptions
 from tests.server.ask import BYTES, END_ID, ask, chat, completion, events, scripted, spell
+from tests.server.scrape import make_metrics
 from tests.server.scripted import ScriptedEngine, byte_tokenizer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -224,3 +232,45 @@ def test_an_ordinary_request_asks_the_engine_for_nothing() -> None:
         assert [request.sampling.prompt_logprobs for request in engine.added] == [None] * 4
 
     ask(engine, scenario)
+
+
+def test_a_choice_that_waits_for_the_scores_ends_at_its_stop_string() -> None:
+    """The second choice is ahead of the first, which scores the prompt for both."""
+    score = TokenLogprobs(logprob=-1.0, rank=1)
+    sampling = SamplingParams(prompt_logprobs=0, logprobs=0, max_tokens=10)
+
+    def output(index: int, text: str, **fields: Any) -> TokenOutput:
+        ids = tuple(BYTES.encode(text))
+        return TokenOutput(request_id=f"c-{index}", token_ids=ids, logprobs=(score,) * len(ids), **fields)
+
+    class Stream(contextlib.AbstractAsyncContextManager["Stream", None]):
+        def __init__(self) -> None:
+            self.aborted: list[str] = []
+
+        async def __aexit__(self, *args: object) -> None: ...
+
+        def abort(self, request_id: str) -> None:
+            self.aborted.append(request_id)
+
+        async def __aiter__(self) -> AsyncIterator[TokenOutput]:
+            for letter in "aSbc":
+                yield output(1, letter)
+            yield output(1, "d", finish_reason="length")
+            yield output(0, "x", prompt_logprobs=(score,))
+            yield output(0, "y", finish_reason="length")
+
+    stream = Stream()
+    client: Any = SimpleNamespace(submit=lambda requests, observe: stream)
+    call = Call(
+        call_id="c", arrival_s=0.0, prompts=(Prompt(token_ids=tuple(BYTES.encode("hi")), text="hi"),),
+        sampling=(sampling,), num_choices=2, stops=("S",), includes_stop=False, skips_special=True, has_echo=True,
+        prompt_logprobs=None, priority=0, cache_salt=None, streams=False, options=StreamOptions(),
+    )  # fmt: skip
+    generation = Generation(call, client, BYTES, make_metrics())
+    first, second = asyncio.run(generation.whole())
+    assert ["".join(part.text for part in parts) for parts in (first, second)] == ["hixy", "hia"]
+    assert (first[-1].finish_reason, second[-1].finish_reason) == ("length", "stop")
+    assert second[-1].stop_reason == "S"
+    assert len(first[0].prompt) == len(second[0].prompt) == 2
+    assert generation.usage.completion_tokens == 2 + 2
+    assert stream.aborted == ["c-1"]

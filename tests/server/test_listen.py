@@ -259,23 +259,25 @@ def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(capfd: pytest
 
 # G02
 @pytest.mark.system
-def test_a_stream_that_is_read_slowly_is_drained_whole(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_is_read_slowly_is_drained_whole(capfd: pytest.CaptureFixture[str], stream: bool) -> None:
     """The engine is done long before the client has read; the drain waits for the client."""
     engine = ScriptedEngine(lambda request: [BYTES.encode("a")[0]] * 20_000, max_model_len=30_000, tokens_a_step=50)
+    engine.top_logprobs = tuple((i, -1.0) for i in range(20))
     listening = listen.bind("127.0.0.1", 0)
     host, port = listen.address_of(listening).removeprefix("http://").split(":")
     client = EngineClient(EngineThread(engine))
     received = bytearray()
 
     def read_late() -> None:
-        body = json.dumps(chat(stream=True, max_tokens=20_000)).encode()
+        fields = {"logprobs": True, "top_logprobs": 20, "max_tokens": 20_000}
+        body = json.dumps(chat(stream=stream, **fields)).encode()
         head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((host, int(port)))
             connection.sendall(head + body)
-            while not (engine.added and engine.is_idle):
-                time.sleep(0.01)
+            received.extend(connection.recv(1))
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1.5)
             while part := connection.recv(1 << 16):
@@ -284,8 +286,33 @@ def test_a_stream_that_is_read_slowly_is_drained_whole(capfd: pytest.CaptureFixt
     thread = threading.Thread(target=read_late)
     listen.serve(make_app(client), listening, client, when_ready=thread.start, drain_s=30)
     thread.join(timeout=20)
-    assert b"data: [DONE]" in received
-    assert received.count(b'"content":"') > 20
+    assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    assert received.count(b'"top_logprobs"') == 20_000
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# G02
+@pytest.mark.system
+def test_a_body_that_is_half_sent_does_not_hold_the_drain(capfd: pytest.CaptureFixture[str]) -> None:
+    listening = listen.bind("127.0.0.1", 0)
+    host, port = listen.address_of(listening).removeprefix("http://").split(":")
+    client = EngineClient(EngineThread(scripted("abc")))
+    received = bytearray()
+
+    def send_half() -> None:
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGTERM)
+            while part := connection.recv(1 << 16):
+                received.extend(part)
+
+    thread = threading.Thread(target=send_half)
+    begin_s = time.monotonic()
+    listen.serve(make_app(client), listening, client, when_ready=thread.start, drain_s=60)
+    thread.join(timeout=20)
+    assert received.startswith(b"HTTP/1.1 503 ") and b"shutting down" in received
+    assert time.monotonic() - begin_s < 30
     assert "Traceback" not in capfd.readouterr().err
 
 

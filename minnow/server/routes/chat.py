@@ -37,7 +37,7 @@ def routes(door: Door) -> Sequence[BaseRoute]:
 
     async def chat(request: Request) -> Any:
         arrival_s = time.time()
-        body = await read_body(request, door.max_body_bytes)
+        body = await read_body(request, door.max_body_bytes, door.client.drained)
 
         def understand() -> tuple[Call, Generation]:
             wire = decode(body, ChatRequest)

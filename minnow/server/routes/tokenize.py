@@ -22,11 +22,11 @@ def routes(door: Door) -> Sequence[BaseRoute]:
     """The routes of this file."""
 
     async def tokenize(request: Request) -> Response:
-        body = await read_body(request, door.max_body_bytes)
+        body = await read_body(request, door.max_body_bytes, door.client.drained)
         return await door.threads.prepare(lambda: json_response(_tokenize(body, door)), len(body))
 
     async def detokenize(request: Request) -> Response:
-        body = await read_body(request, door.max_body_bytes)
+        body = await read_body(request, door.max_body_bytes, door.client.drained)
         return await door.threads.prepare(lambda: json_response(_detokenize(body, door)), len(body))
 
     return [Route("/tokenize", tokenize, methods=["POST"]), Route("/detokenize", detokenize, methods=["POST"])]
