@@ -220,6 +220,8 @@ def test_what_is_shown_stays_while_more_comes_in(browser: Browser) -> None:
         release(engine, 21)
         expect(code).to_have_text("x = 1")
         code.evaluate("at => getSelection().selectAllChildren(at)")
+        release(engine, len("y = 2\n``"))
+        expect(code).to_have_text("x = 1\ny = 2\n``")  # the last two may be of the code, or begin its end
         release(engine, 100)
         visit.wait_for_end()
         expect(code).to_have_text("x = 1\ny = 2")

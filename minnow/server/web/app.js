@@ -246,12 +246,14 @@ function showText(node, text) {
   for (const part of inline(text)) node.append(part);
 }
 
-// Makes a text longer, and lets what is there already stay, with what the reader has selected in it.
+// Makes a text longer or shorter, and lets what stays stay, with what the reader has selected in it. It gets shorter
+// where its last characters turn out to be the end of a block.
 function grow(node, text) {
   const shown = node.firstChild;
-  const isMore = node.childNodes.length === 1 && shown.nodeType === Node.TEXT_NODE && text.startsWith(shown.data);
-  if (!isMore) node.textContent = text;
-  else if (text.length > shown.length) shown.appendData(text.slice(shown.length));
+  const isText = node.childNodes.length === 1 && shown.nodeType === Node.TEXT_NODE;
+  if (isText && text.startsWith(shown.data)) shown.appendData(text.slice(shown.length));
+  else if (isText && shown.data.startsWith(text)) shown.deleteData(text.length, shown.length - text.length);
+  else node.textContent = text;
 }
 
 // Paragraphs, and code between lines of three backquotes, from a node on that showed a block before. A paragraph of
