@@ -86,14 +86,14 @@ def run(
         while (messages := end.receive(is_blocking=engine.is_idle)) is not None:
             for message in messages:
                 _apply(message, engine, end)
-            if not engine.is_idle:
-                outputs = tuple(engine.step())
-                num_tokens_before, num_tokens = num_tokens, engine.stats().computed_tokens
-                end.send(Outputs(outputs=outputs, num_tokens=num_tokens - num_tokens_before))
+            outputs = None if engine.is_idle else tuple(engine.step())
+            stats = engine.stats()
+            if outputs is not None:
+                end.send(Outputs(outputs=outputs, num_tokens=stats.computed_tokens - num_tokens))
+                num_tokens = stats.computed_tokens
             # An idle engine always reports before it waits: nothing would correct the gauges later, and it says so
             # that it owes no answer.
             if engine.is_idle or clock() - sent_at_s >= STATS_INTERVAL_S:
-                stats = engine.stats()
                 if engine.is_idle or stats != sent_stats:
                     end.send(stats)
                 sent_stats, sent_at_s = stats, clock()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from minnow.core.step import TokenLogprobs
 from minnow.server.logprob import Token
-from minnow.server.prompt import Prompt
+from minnow.server.prompt import Prompt, text_of
 from minnow.text.detokenize import Detokenizer
 from minnow.text.tokenizer import Tokenizer
 
@@ -23,7 +23,9 @@ class Echo:
     """
 
     def __init__(self, prompt: Prompt, tokenizer: Tokenizer, *, has_text: bool, has_logprobs: bool) -> None:
-        self.text = _text_of(prompt, tokenizer) if has_text else ""
+        self.text = ""
+        if has_text:
+            self.text = text_of(prompt.token_ids, tokenizer) if prompt.text is None else prompt.text
         offsets = _offsets(prompt.token_ids, self.text, tokenizer) if has_logprobs else []
         self._places = list(zip(prompt.token_ids, offsets, strict=False))
         self._tokens: tuple[Token, ...] = ()
@@ -40,13 +42,6 @@ class Echo:
                 Token(token_id=token_id, offset=offset, logprobs=found) for (token_id, offset), found in scored
             )
         return self._tokens
-
-
-def _text_of(prompt: Prompt, tokenizer: Tokenizer) -> str:
-    if prompt.text is not None:
-        return prompt.text
-    known = [i for i in prompt.token_ids if i < tokenizer.vocab_size]  # a model may have more rows than words
-    return tokenizer.decode(known, skip_special_tokens=False)
 
 
 def _offsets(token_ids: Sequence[int], text: str, tokenizer: Tokenizer) -> list[int]:

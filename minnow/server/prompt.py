@@ -73,9 +73,7 @@ def from_texts(request: CompletionRequest, tokenizer: Tokenizer, vocab_size: int
         if isinstance(item, str):
             prompts.append(_from_text(item, tokenizer, has_special=has_special))
         else:
-            outside = next((i for i in item if not 0 <= i < vocab_size), None)
-            if outside is not None:
-                raise RequestError(f"prompt holds token id {outside}; ids are 0 to {vocab_size - 1}", param="prompt")
+            check_ids(item, vocab_size, "prompt")
             prompts.append(Prompt(token_ids=tuple(item)))
         if not item or not prompts[-1].token_ids:
             raise RequestError("prompt is empty; send text or token ids", param="prompt")
@@ -91,6 +89,26 @@ def _check_num_choices(given: int | None, *, num_prompts: int) -> None:
             f"{num_prompts} prompts with n {num_choices} make more than {MAX_TOTAL_CHOICES} answers; send fewer",
             param="prompt",
         )
+
+
+def check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Refuse ids that the model has no row for.
+
+    Args:
+        param: the request field that they came in.
+
+    Raises:
+        RequestError: names the first one.
+    """
+    outside = next((i for i in token_ids if not 0 <= i < vocab_size), None)
+    if outside is not None:
+        raise RequestError(f"{param} holds token id {outside}; ids are 0 to {vocab_size - 1}", param=param)
+
+
+def text_of(token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of token ids, control tokens included; a model may have rows that its tokenizer has no word for."""
+    known = [i for i in token_ids if i < tokenizer.vocab_size]
+    return tokenizer.decode(known, skip_special_tokens=False)
 
 
 def check_length(prompt: Prompt, max_tokens: int | None, max_model_len: int, param: str) -> int:

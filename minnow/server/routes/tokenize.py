@@ -61,9 +61,5 @@ def _as_chat(wire: TokenizeRequest) -> ChatRequest:
 def _detokenize(body: bytes, door: Door) -> DetokenizeResponse:
     wire = decode(body, DetokenizeRequest)
     check_model(wire.model, door)
-    end = door.client.vocab_size
-    outside = next((i for i in wire.tokens if not 0 <= i < end), None)
-    if outside is not None:
-        raise RequestError(f"tokens holds token id {outside}; ids are 0 to {end - 1}", param="tokens")
-    known = [i for i in wire.tokens if i < door.tokenizer.vocab_size]  # a model may have more rows than words
-    return DetokenizeResponse(prompt=door.tokenizer.decode(known, skip_special_tokens=False))
+    prompt.check_ids(wire.tokens, door.client.vocab_size, "tokens")
+    return DetokenizeResponse(prompt=prompt.text_of(wire.tokens, door.tokenizer))
