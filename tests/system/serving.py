@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from tests import tiny
+from tools.soak import samples
 
 MAIN = "import sys; from minnow.cli.main import main; sys.exit(main())"
 # Of a server that has nothing to do.
@@ -79,12 +80,7 @@ def metrics(address: str) -> dict[str, float]:
     """Samples of /metrics by name, summed over their labels."""
     answer = httpx.get(f"{address}/metrics", timeout=30)
     assert answer.status_code == 200, answer.text
-    total_by_name: dict[str, float] = {}
-    for line in answer.text.splitlines():
-        if line and not line.startswith("#"):
-            name, value = line.split("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
-            total_by_name[name] = total_by_name.get(name, 0.0) + float(value)
-    return total_by_name
+    return samples(answer.text)
 
 
 def until(address: str, wanted: dict[str, float], timeout_s: float = 20.0) -> None:
