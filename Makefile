@@ -12,7 +12,7 @@ LLAMA_FLAGS := -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/tools/llama_cpp_vocabulary.cmak
 	-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF -DGGML_LLAMAFILE=OFF \
 	-DLLAVA_BUILD=OFF
 
-.PHONY: setup serve test quick check fix eval soak clean
+.PHONY: setup serve test quick check fix eval soak bench sanitize clean
 
 setup: .venv/installed-all
 
@@ -48,6 +48,14 @@ eval: .venv/installed-all
 # 32 streams at once for ten minutes, with clients that leave; fails when anything is left.
 soak: .venv/installed-all
 	$(BIN)/python -m tools.soak --model tiny
+
+# The kernel tests under AddressSanitizer, UBSan and ThreadSanitizer.
+sanitize: .venv/installed-all
+	$(BIN)/python -m tools.sanitize
+
+# Minnow beside its peers, installed and tuned first; BENCH_FLAGS=--quick takes them as tuned before. Fails on a miss.
+bench: .venv/installed-base
+	$(BIN)/minnow bench compare --suite cpu $(BENCH_FLAGS); status=$$?; $(BIN)/python -m tools.benchmarks; exit $$status
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

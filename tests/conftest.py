@@ -31,6 +31,7 @@ def _own_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     if request.node.get_closest_marker("system") is not None:
         return  # the demo model lies where the user keeps models
     for name in [n for n in os.environ if n.startswith(("MINNOW_", "VLLM_"))]:
-        monkeypatch.delenv(name)
+        if name not in ("MINNOW_NATIVE", "MINNOW_ISA"):  # what is tested is for the one who starts the tests to say
+            monkeypatch.delenv(name)
     monkeypatch.setenv("MINNOW_HOME", str(tmp_path / "minnow-home"))
     monkeypatch.setenv("MINNOW_CHECK", "1")

@@ -34,9 +34,13 @@ def flags_by_command() -> dict[str, frozenset[str]]:
     """Every flag that each command of `minnow` takes."""
     found = {}
     for name in cli.commands():
-        parser = argparse.ArgumentParser()
-        folder.load("minnow.cli", name).add_arguments(parser)
-        found[name] = frozenset(option for action in parser._actions for option in action.option_strings)
+        command = folder.load("minnow.cli", name)
+        options: set[str] = set()
+        for member in (command, *(folder.load("minnow.bench", kind) for kind in getattr(command, "KINDS", ()))):
+            parser = argparse.ArgumentParser()
+            member.add_arguments(parser)
+            options.update(option for action in parser._actions for option in action.option_strings)
+        found[name] = frozenset(options)
     return found
 
 

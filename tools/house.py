@@ -23,6 +23,7 @@ _OPERATION_MAY_IMPORT = (
     "minnow.kernels.contract",
     "minnow.kernels.native",
     "minnow.kernels.paged",
+    "minnow.kernels.words",
 )
 
 

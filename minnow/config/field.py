@@ -12,6 +12,7 @@ class Field:
         unit: printed behind values, for example "tokens".
         aliases: other flags for the same setting, for example "-tp".
         at_least, at_most: the range of a number, ends included.
+        takes_many: the flag takes several words, and a file a list; blanks join them.
     """
 
     help: str
@@ -19,3 +20,4 @@ class Field:
     aliases: tuple[str, ...] = ()
     at_least: float | None = None
     at_most: float | None = None
+    takes_many: bool = False

@@ -139,7 +139,8 @@ def _add_setting(group: Any, item: Setting) -> None:
         metavar = "{" + ",".join(item.choices) + "}"
     else:
         metavar = item.field.unit.upper() or {int: "N", float: "X", bool: "BOOL"}.get(item.kind, "TEXT")
-    group.add_argument(*names, dest=DEST + item.name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    group.add_argument(*names, dest=DEST + item.name, metavar=metavar, nargs="+" if item.field.takes_many else None,
+                       default=argparse.SUPPRESS, help=text)  # fmt: skip
 
 
 def _add_foreign(parser: argparse.ArgumentParser, row: vllm.Row) -> None:

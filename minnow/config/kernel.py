@@ -19,3 +19,10 @@ class KernelConfig:
     num_threads: Annotated[
         int, Field("CPU threads; 0 takes what the affinity mask and the container allow", "threads", at_least=0)
     ] = 0
+    numa_bind: Annotated[bool, Field("keep threads and memory to the NUMA nodes of this rank")] = False
+    numa_bind_nodes: Annotated[
+        str, Field("NUMA node of each rank, for example 0 1; empty shares them out", takes_many=True)
+    ] = ""
+    numa_bind_cpus: Annotated[
+        str, Field("CPUs of each rank, for example 0-3 4-7; empty takes those of its nodes", takes_many=True)
+    ] = ""

@@ -177,6 +177,8 @@ def convert(setting: Setting, raw: object, origin: str) -> object:
     Raises:
         ConfigError: the value does not fit the setting; names the origin, the value and what fits.
     """
+    if setting.field.takes_many and isinstance(raw, list):
+        raw = " ".join(str(word) for word in raw)
     value = _convert(setting, raw)
     low, high = setting.field.at_least, setting.field.at_most
     if value is None:

@@ -17,6 +17,7 @@ class Variable:
 VARIABLES = (
     Variable(name="MINNOW_HOME", meaning="where models are kept", default="~/.cache/minnow"),
     Variable(name="MINNOW_CHECK", meaning="1 checks dtypes and axes of every operation call", default="0"),
+    Variable(name="MINNOW_NATIVE", meaning="folder of a _native/libminnow.so; empty takes the installed one"),
     Variable(name="MINNOW_ISA", meaning="instruction set of CPU kernels: portable, avx2, avx512; empty is the best"),
     Variable(
         name="PROMETHEUS_MULTIPROC_DIR",

@@ -1,6 +1,5 @@
 """EngineConfig -> a running Engine: the only composition root"""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +15,16 @@ from minnow.config.load import resolve_auto
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
-from minnow.engine import memory
+from minnow.engine import memory, processors
 from minnow.engine.engine import Engine
 from minnow.engine.record import Recorder
 from minnow.engine.runner import Runner
 from minnow.engine.scheduler import Scheduler
-from minnow.kernels import registry
-from minnow.model import decoder_class
+from minnow.kernels import native, registry
+from minnow.kernels.registry import Kernels
+from minnow.model import decoder_class, native_step
+from minnow.model.decoder import Decoder
+from minnow.model.step import StepFunction
 from minnow.parallel.mesh import Mesh
 
 Report = Callable[[str, float], None]
@@ -54,7 +56,9 @@ def build(
     config = resolve_auto(config, model)
     engine_config.check(config, model)
     device = device_of(config.kernel.device)
-    torch.set_num_threads(config.kernel.num_threads or len(os.sched_getaffinity(0)))
+    threads = processors.settle(config.kernel)
+    torch.set_num_threads(threads.count)
+    native.set_threads(threads.count, threads.cpus)
     kernels = registry.bind(registry.target_of(device), config.kernel.kernel_backends)
     layout = memory.layout(config, model, Mesh.single())
     plan = memory.plan(config, model, layout, device)
@@ -84,7 +88,8 @@ def build(
         seed=config.seed,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
-    runner = Runner(decoder, pool, kernels, max_num_seqs=config.scheduler.max_num_seqs, max_model_len=max_model_len)
+    step_function, max_num_seqs = _step_function(decoder, pool, kernels, log), config.scheduler.max_num_seqs
+    runner = Runner(step_function, pool, kernels, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return Engine(
         scheduler,
         runner,
@@ -93,6 +98,16 @@ def build(
         max_logprobs=config.server.max_logprobs,
         recorder=None if record is None else Recorder(record),
     )
+
+
+def _step_function(decoder: Decoder, pool: Pool, kernels: Kernels, log: Logger) -> StepFunction:
+    """The native call where it can stand for the decoder, else the decoder itself; says which."""
+    reason = native_step.refusal(kernels)
+    if reason is None:
+        log.info("step function", kind="native")
+        return native_step.NativeStep(decoder, pool.layers)
+    log.info("step function", kind="decoder", because=reason)
+    return decoder
 
 
 def device_of(choice: str) -> torch.device:

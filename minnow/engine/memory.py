@@ -8,7 +8,7 @@ from minnow.arch import size
 from minnow.cache.layout import BlockLayout, layout_of
 from minnow.config.engine import EngineConfig
 from minnow.config.model import ModelConfig
-from minnow.engine import budget, policy
+from minnow.engine import budget, container, policy
 from minnow.engine.budget import MemoryPlan
 from minnow.parallel.mesh import Mesh
 
@@ -27,10 +27,19 @@ def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> BlockLayout:
     )
 
 
-def plan(config: EngineConfig, model: ModelConfig, layout: BlockLayout, device: torch.device) -> MemoryPlan:
+def plan(
+    config: EngineConfig,
+    model: ModelConfig,
+    layout: BlockLayout,
+    device: torch.device,
+    root: Path = container.ROOT,
+) -> MemoryPlan:
     """Decide what the memory of the device is spent on; `config` has no "auto" left.
 
     On a CPU the cache gets 4 GiB, or what one sequence of full length needs, unless it is told otherwise.
+
+    Args:
+        root: of the file system that says what memory there is; tests make their own.
 
     Raises:
         CapacityError: it does not fit; names limit, weights, workspace and the largest cache.
@@ -40,7 +49,7 @@ def plan(config: EngineConfig, model: ModelConfig, layout: BlockLayout, device: 
     return budget.plan_memory(
         config.cache,
         layout,
-        available_bytes=available_bytes(device),
+        available_bytes=available_bytes(device, root),
         weights_bytes=size.measure(model).num_bytes,
         workspace_bytes=workspace_bytes(config, model),
         max_model_len=config.max_model_len,
@@ -62,22 +71,11 @@ def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     return activations + logits + scored + _CHUNK_BYTES
 
 
-def available_bytes(device: torch.device) -> int:
+def available_bytes(device: torch.device, root: Path = container.ROOT) -> int:
     """Memory that is free on the device; for a CPU, in its container where that has less."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    return min(free, _container_bytes())
-
-
-def _container_bytes() -> int:
-    """What the control group leaves, or a number above any memory where it sets no limit."""
-    folder = Path("/sys/fs/cgroup")
-    names = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
-    for limit, used in names:
-        if (folder / limit).is_file():
-            text = (folder / limit).read_text(encoding="ascii").strip()
-            if text != "max":
-                return max(int(text) - int((folder / used).read_text(encoding="ascii")), 0)
-    return 1 << 62
+    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = int(dict(line.split(":", 1) for line in lines)["MemAvailable"].split()[0]) * 1024
+    left = container.left_bytes(root)
+    return free if left is None else min(free, left)

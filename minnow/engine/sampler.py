@@ -9,10 +9,12 @@ from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, RowStep, TokenLogprobs
 from minnow.engine.rows import Row
 from minnow.kernels.registry import Kernels
+from minnow.kernels.sample import NONE_OPEN
 
 _LEAST = -9999.0  # log-probabilities are clipped here: minus infinity is no JSON
 _ROWS_AT_ONCE = 64  # a softmax holds as much again as the logits that it is of
 _NOT_FINITE = "the model's logits are not finite"
+_NONE_OPEN = "no token may be drawn: allowed_token_ids, logit_bias and min_tokens leave none"
 _MASK = (1 << 64) - 1
 
 
@@ -43,20 +45,22 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     Returns:
         One RowResult each; a row whose logits are not finite fails alone.
     """
-    adjusted = logits.clone()
+    drawable, broken = logits, set[int]()
     for s, (_, row) in enumerate(rows):
-        _adjust(adjusted[s], row)
-    is_finite = torch.isfinite(logits).all(-1).tolist()
-    drawable = torch.nan_to_num(adjusted, nan=0.0, posinf=0.0, neginf=-torch.inf)
-    has_token = torch.isfinite(drawable).any(-1)
-    is_open = has_token.tolist()
+        if not _is_adjusting(row):
+            continue
+        if drawable is logits:
+            drawable = logits.clone()
+        if not bool(torch.isfinite(logits[s]).all()):  # a ban must not hide it
+            broken.add(s)
+        _adjust(drawable[s], row)
     settings = [row.sampling for _, row in rows]
 
     def send(values: list[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)
 
     ids = kernels.sample(
-        drawable.masked_fill(~has_token[:, None], 0.0),  # refused below; until then they must not disturb the others
+        drawable,
         send([p.temperature for p in settings], torch.float32),
         send([p.top_k for p in settings], torch.int64),
         send([p.top_p for p in settings], torch.float32),
@@ -65,12 +69,9 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     ).tolist()
     results = []
     for s, (number, row) in enumerate(rows):
-        if not is_finite[s]:
-            results.append(RowResult(row=number, error=_NOT_FINITE))
-            continue
-        if not is_open[s]:
-            reason = "no token may be drawn: allowed_token_ids, logit_bias and min_tokens leave none"
-            results.append(RowResult(row=number, error=reason))
+        if ids[s] < 0 or s in broken:
+            is_closed = ids[s] == NONE_OPEN and drawable is not logits and s not in broken
+            results.append(RowResult(row=number, error=_NONE_OPEN if is_closed else _NOT_FINITE))
             continue
         wanted = row.sampling.logprobs
         logprobs = () if wanted is None else tuple(_logprobs(logits[s : s + 1], [ids[s]], wanted))
@@ -107,6 +108,19 @@ def _score(logits: Tensor, row: Row, position: int) -> list[TokenLogprobs] | Non
         first = position + len(found)
         found += _logprobs(part, row.token_ids[first : first + len(part)], row.sampling.prompt_logprobs or 0)
     return found
+
+
+def _is_adjusting(row: Row) -> bool:
+    """Whether `_adjust` would change the row's logits."""
+    sampling = row.sampling
+    return (
+        sampling.allowed_token_ids is not None
+        or bool(sampling.logit_bias)
+        or (row.num_output_tokens < sampling.min_tokens and bool(row.stop_token_ids))
+        or sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0
+        or sampling.presence_penalty != 0
+    )
 
 
 def _adjust(logits: Tensor, row: Row) -> None:

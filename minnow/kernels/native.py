@@ -93,6 +93,27 @@ def function(name: str, signature: str, isa: str | None = None) -> Callable[...,
     return found  # type: ignore[no-any-return]
 
 
+def set_threads(num_threads: int, cpus: Sequence[int] | None = None) -> None:
+    """Make the library's team of threads; the thread that calls a kernel is one of them.
+
+    Args:
+        num_threads: at least 1.
+        cpus: the processor that each thread is pinned to, the caller's first (the caller itself is left alone); None
+            lets them float.
+    """
+    places = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)
+    call = _library().minnow_set_threads
+    call.restype, call.argtypes = None, [ctypes.c_int64, ctypes.c_void_p]
+    call(num_threads, places)
+
+
+def num_threads() -> int:
+    """How large the team is."""
+    call = _library().minnow_num_threads
+    call.restype = ctypes.c_int64
+    return int(call())
+
+
 def open_library(folders: Iterable[Path]) -> ctypes.CDLL:
     """Load the library from the first folder that has it.
 
@@ -117,6 +138,8 @@ def library_path() -> Path:
 
 @cache
 def _library() -> ctypes.CDLL:
+    if env.read("MINNOW_NATIVE"):  # such as a build that finds mistakes (`make sanitize`)
+        return open_library([Path(env.read("MINNOW_NATIVE"))])
     # An installed package has it beside this file; an editable install only where packages are installed.
     installed = Path(sysconfig.get_path("platlib")) / "minnow" / "kernels"
     return open_library(dict.fromkeys((Path(__file__).parent, installed)))

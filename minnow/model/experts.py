@@ -22,9 +22,13 @@ class GatedExperts(nn.Module):
 
     def forward(self, x_TD: Tensor, ids_TA: Tensor | None = None, weights_TA: Tensor | None = None) -> Tensor:
         """[T D] -> [T D]; without ids every token goes through the one expert."""
-        table = tuple(zip(self.weights[0::3], self.weights[1::3], self.weights[2::3], strict=True))
-        y: Tensor = self.kernels.experts(x_TD, ids_TA, weights_TA, table, self.activation)
+        y: Tensor = self.kernels.experts(x_TD, ids_TA, weights_TA, self.table, self.activation)
         return y
+
+    @property
+    def table(self) -> tuple[tuple[Weight, Weight, Weight], ...]:
+        """(gate, up, down) of each expert."""
+        return tuple(zip(self.weights[0::3], self.weights[1::3], self.weights[2::3], strict=True))
 
 
 class Router(nn.Module):

@@ -123,6 +123,15 @@ def test_wrong_name_in_the_file(tmp_path: Path) -> None:
         _load("--config", str(tmp_path / "a.toml"))
 
 
+def test_a_flag_of_several_words_and_a_list_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "minnow.toml"
+    path.write_text('numa_bind_nodes = [0, 1]\nnuma_bind_cpus = ["0-3", "4-7"]')
+    from_file = _load("--config", str(path)).config.kernel
+    assert (from_file.numa_bind_nodes, from_file.numa_bind_cpus) == ("0 1", "0-3 4-7")
+    from_flags = _load("--numa-bind", "--numa-bind-nodes", "0", "1", "--numa-bind-cpus", "0-3", "4-7").config.kernel
+    assert (from_flags.numa_bind_nodes, from_flags.numa_bind_cpus, from_flags.numa_bind) == ("0 1", "0-3 4-7", True)
+
+
 def test_wrong_name_in_the_environment() -> None:
     with pytest.raises(ConfigError, match="environment MINNOW_BLOCKSIZE: no setting"):
         _load(environ={"MINNOW_BLOCKSIZE": "128"})

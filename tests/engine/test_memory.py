@@ -1,6 +1,8 @@
 """what an engine would spend on this machine"""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from minnow.engine import memory
 from minnow.engine.build import device_of
 from minnow.parallel.mesh import Mesh
 from tests import tiny
+from tests.engine import machine
 
 CPU = torch.device("cpu")
 
@@ -38,6 +41,27 @@ def test_a_model_that_cannot_fit_is_refused_with_the_numbers() -> None:
     config = _settled(model)
     with pytest.raises(CapacityError, match=r"weights 233 GiB"):
         memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU)
+
+
+def test_f04_a_cache_beyond_the_containers_limit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    """1 GiB may be used and 2 GiB are asked for: limit, weights, workspace and the largest cache that fits are said."""
+    files = {"a/memory.max": str(1 << 30), "a/memory.current": "0"}
+    root = machine.control_groups_2(tmp_path, "/a/b", files)
+    machine.write(root, {"proc/meminfo": "MemTotal:  64000000 kB\nMemAvailable:  32000000 kB"})
+    model = parse(tiny.config_json())
+    config = _settled(model, kv_cache_memory_bytes="2GiB", gpu_memory_utilization=1.0)
+    with pytest.raises(CapacityError) as caught:
+        memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU, root)
+    found = re.fullmatch(
+        r"a cache of 2 GiB does not fit: limit 1 GiB \(1 of 1 GiB\), weights \d+ KiB, workspace [\d.]+ MiB; "
+        r"the largest cache that fits has [\d.]+ MiB: set --kv-cache-memory-bytes (\d+) or less",
+        str(caught.value),
+    )
+    assert found is not None, caught.value
+    config = _settled(model, kv_cache_memory_bytes=found[1], gpu_memory_utilization=1.0)
+    assert memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU, root).total_bytes <= 1 << 30
+    config = _settled(model, gpu_memory_utilization=1.0)  # what nobody asked for follows from the limit
+    assert memory.plan(config, model, memory.layout(config, model, Mesh.single()), CPU, root).total_bytes <= 1 << 30
 
 
 def test_ranks_share_heads_but_not_index_keys() -> None:

@@ -22,6 +22,10 @@ OP = Op(
         {"N": 3, "G": 1, "H": 32, "L": 16, "contexts": (1,), "queries": (1,), "format": "bf16"},
         {"N": 4, "G": 2, "H": 32, "L": 16, "contexts": (50, 17), "queries": (50, 1), "format": "nvfp4"},
         {"N": 6, "G": 3, "H": 64, "L": 16, "contexts": (33, 64, 16), "queries": (2, 0, 16), "format": "fp8"},
+        {"N": 9, "G": 3, "H": 64, "L": 128, "contexts": (1027, 128, 129, 1), "queries": (3, 1, 40, 1), "format": "fp8"},
+        {"N": 16, "G": 1, "H": 128, "L": 200, "contexts": (600,), "queries": (5,), "format": "nvfp4"},
+        {"N": 2, "G": 2, "H": 40, "L": 24, "contexts": (70,), "queries": (70,), "format": "bf16"},
+        {"N": 2, "G": 1, "H": 64, "L": 16, "contexts": (90,), "queries": (2,), "format": "f32"},
     ),
     device_cases=({"N": 64, "G": 4, "H": 128, "L": 128, "contexts": (8192,), "queries": (512,), "format": "fp8"},),
 )

@@ -20,6 +20,9 @@ OP = Op(
         {"I": 2, "J": 32, "L": 16, "contexts": (1,), "queries": (1,), "format": "bf16"},
         {"I": 4, "J": 64, "L": 16, "contexts": (40, 17, 16), "queries": (40, 1, 3), "format": "nvfp4"},
         {"I": 1, "J": 32, "L": 16, "contexts": (33, 5), "queries": (2, 0), "format": "fp8"},
+        {"I": 4, "J": 128, "L": 128, "contexts": (129, 128), "queries": (2, 3), "format": "nvfp4"},
+        {"I": 3, "J": 48, "L": 24, "contexts": (49,), "queries": (49,), "format": "nvfp4"},
+        {"I": 2, "J": 64, "L": 40, "contexts": (90,), "queries": (1,), "format": "f32"},
     ),
     device_cases=({"I": 4, "J": 128, "L": 128, "contexts": (65536,), "queries": (8,), "format": "nvfp4"},),
 )

@@ -1,94 +1,62 @@
-// a few rows times an int4 or int8 matrix, read once and dequantised exactly on the way; FP32 inside
-#include "../native/elements.h"
+// rows times matrices of any format: few rows read each weight once, many go through panels (native/gemm.h)
 #include "../native/export.h"
+#include "../native/gemm.h"
+#include "../native/matvec.h"
 
 namespace MINNOW_ISA {
 
-constexpr int kBlock = 32;   // values that a scale covers
-constexpr int kLanes = 16;   // independent sums: the order of additions does not depend on the number of rows
-constexpr int kMaxRows = 8;  // as in cpu.py
-
-// Both readers give a block's values as two halves; x is laid out to match (see cpu.py).
-struct Int4 {
-    const uint8_t* codes;
-    const Float16* scales;
-    const Float16* minimums;
-
-    inline void read(int64_t block, float* first, float* second) const {
-        const float scale = to_float(scales[block]), minimum = to_float(minimums[block]);
-        const uint8_t* c = codes + block * (kBlock / 2);
-        for (int j = 0; j < kLanes; ++j) first[j] = scale * static_cast<float>(c[j] & 15) + minimum;
-        for (int j = 0; j < kLanes; ++j) second[j] = scale * static_cast<float>(c[j] >> 4) + minimum;
-    }
-};
-
-struct Int8 {
-    const int8_t* codes;
-    const Float16* scales;
-
-    inline void read(int64_t block, float* first, float* second) const {
-        const float scale = to_float(scales[block]);
-        const int8_t* c = codes + block * kBlock;
-        for (int j = 0; j < kLanes; ++j) first[j] = scale * static_cast<float>(c[j]);
-        for (int j = 0; j < kLanes; ++j) second[j] = scale * static_cast<float>(c[j + kLanes]);
-    }
-};
-
-template <int kRows, class Weight>
-inline void multiply(const float* x, const Weight& weight, float* y, int64_t num_outputs, int64_t width,
-                     int64_t y_stride) {
-    const int64_t num_blocks = width / kBlock;
-    for (int64_t output = 0; output < num_outputs; ++output) {
-        float sums[kRows][kLanes] = {};
-        for (int64_t b = 0; b < num_blocks; ++b) {
-            float first[kLanes], second[kLanes];
-            weight.read(output * num_blocks + b, first, second);
-            for (int row = 0; row < kRows; ++row) {
-                const float* place = x + row * width + b * kBlock;
-                for (int j = 0; j < kLanes; ++j) sums[row][j] += first[j] * place[j];
-                for (int j = 0; j < kLanes; ++j) sums[row][j] += second[j] * place[j + kLanes];
-            }
-        }
-        for (int row = 0; row < kRows; ++row) {
-            float sum = 0.0f;
-            for (int j = 0; j < kLanes; ++j) sum += sums[row][j];
-            y[row * y_stride + output] = sum;
+static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
+                            int64_t num_weights, bool is_bf16, const Result& result) {
+    const int64_t width = weights[0].width;
+    constexpr int64_t kMaxWeights = 8;
+    RowLayout layouts[kMaxWeights];
+    const float* rows[kMaxWeights][kMaxFewRows];
+    int64_t total = 0;
+    Scratch memory = team.scratch();
+    for (int64_t i = 0; i < num_weights; ++i) {
+        layouts[i] = layout_for(weights[i], num_rows, is_bf16);
+        total += num_items(weights[i]);
+        const bool is_packed = i > 0 && is_same(layouts[i], layouts[i - 1]);
+        for (int64_t row = 0; row < num_rows; ++row) {  // each thread for itself: cheaper than a barrier
+            float* space = is_packed ? nullptr : memory.take<float>(packed_floats(layouts[i], width));
+            rows[i][row] = is_packed ? rows[i - 1][row] : pack_row(layouts[i], x + row * x_stride, width, space);
         }
     }
+    team.for_each(total, [&](int64_t item) {
+        int64_t start = 0, i = 0;
+        for (; item >= num_items(weights[i]); ++i) {
+            item -= num_items(weights[i]);
+            start += weights[i].num_rows;
+        }
+        const Weight& w = weights[i];
+        const int64_t step = outputs_per_item(w), output = item * step;
+        const int64_t end = output + step < w.num_rows ? output + step : w.num_rows;
+        multiply_few(team, w, layouts[i], rows[i], num_rows, output, end,
+                     [&](int64_t row, int64_t at, float sum) { result.put(row, start + at, sum); });
+    });
 }
 
-template <class Weight>
-inline void multiply_rows(const float* x, const Weight& weight, float* y, int64_t num_rows, int64_t num_outputs,
-                          int64_t width, int64_t y_stride) {
-    switch (num_rows) {
-        case 1: return multiply<1>(x, weight, y, num_outputs, width, y_stride);
-        case 2: return multiply<2>(x, weight, y, num_outputs, width, y_stride);
-        case 3: return multiply<3>(x, weight, y, num_outputs, width, y_stride);
-        case 4: return multiply<4>(x, weight, y, num_outputs, width, y_stride);
-        case 5: return multiply<5>(x, weight, y, num_outputs, width, y_stride);
-        case 6: return multiply<6>(x, weight, y, num_outputs, width, y_stride);
-        case 7: return multiply<7>(x, weight, y, num_outputs, width, y_stride);
-        case kMaxRows: return multiply<kMaxRows>(x, weight, y, num_outputs, width, y_stride);
+void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
+            float* y, int64_t y_stride, bool is_added, bool is_bf16) {
+    if (num_rows == 0 || num_weights == 0) return;
+    if (num_rows <= kMaxFewRows) {
+        multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, {y, y_stride, is_added, is_bf16});
+    } else {
+        gemm(team, x, x_stride, num_rows, weights, num_weights, y, y_stride, is_added, is_bf16);
     }
 }
 
 }  // namespace MINNOW_ISA
 
-// x f32 [num_rows width], each block of 32 with its even values first; y f32, rows y_stride apart.
-MINNOW_EXPORT(linear_int4)
-(const void* x, const void* codes, const void* scales, const void* minimums, void* y, int64_t num_rows,
- int64_t num_outputs, int64_t width, int64_t y_stride) {
-    using namespace MINNOW_ISA;
-    const Int4 weight = {static_cast<const uint8_t*>(codes), static_cast<const Float16*>(scales),
-                         static_cast<const Float16*>(minimums)};
-    multiply_rows(static_cast<const float*>(x), weight, static_cast<float*>(y), num_rows, num_outputs, width, y_stride);
-}
-
 // x f32 [num_rows width]; y f32, rows y_stride apart.
-MINNOW_EXPORT(linear_int8)
-(const void* x, const void* codes, const void* scales, void* y, int64_t num_rows, int64_t num_outputs, int64_t width,
- int64_t y_stride) {
+MINNOW_EXPORT(linear)
+(const void* x, const void* weights, void* y, int64_t num_rows, int64_t num_weights, int64_t y_stride,
+ int64_t is_bf16) {
     using namespace MINNOW_ISA;
-    const Int8 weight = {static_cast<const int8_t*>(codes), static_cast<const Float16*>(scales)};
-    multiply_rows(static_cast<const float*>(x), weight, static_cast<float*>(y), num_rows, num_outputs, width, y_stride);
+    const Weight* list = static_cast<const Weight*>(weights);
+    const int64_t width = list[0].width;
+    run(num_rows * y_stride * width > 100'000, [&](Team& team) {
+        linear(team, static_cast<const float*>(x), width, num_rows, list, num_weights, static_cast<float*>(y), y_stride,
+               false, is_bf16 != 0);
+    });
 }

@@ -9,6 +9,9 @@
 namespace MINNOW_ISA {
 
 // The codes of minnow/kernels/native.py.
+// Into the second cache: the first has too few misses in flight for memory's latency, and is near enough to the second.
+inline void prefetch(const void* place) { __builtin_prefetch(place, 0, 2); }
+
 enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1 };
 
 struct Bfloat16 {
@@ -46,6 +49,26 @@ inline float to_float(Float16 value) {
 #endif
 }
 
+// E4M3: sign, four exponent bits (bias 7), three mantissa bits; no infinity, 0x7f and 0xff are NaN.
+inline float from_e4m3(uint8_t byte) {
+    if ((byte & 0x7f) == 0x7f) return __builtin_nanf("");
+    const Float16 scaled = {static_cast<uint16_t>(((byte & 0x80) << 8) | ((byte & 0x7f) << 7))};
+    return to_float(scaled) * 256.0f;  // the same bits in a half, whose bias is 8 more
+}
+
+// 2^(byte - 127); 255 is NaN.
+inline float from_e8m0(uint8_t byte) {
+    const uint32_t bits = byte == 0 ? 0x400000u : byte == 255 ? 0x7fc00000u : static_cast<uint32_t>(byte) << 23;
+    float result;
+    __builtin_memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+inline float from_e2m1(int code) {
+    const float values[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+    return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
 inline void store(float* place, float value) { *place = value; }
 
 inline void store(Bfloat16* place, float value) {
@@ -55,6 +78,12 @@ inline void store(Bfloat16* place, float value) {
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const uint32_t quiet = (bits >> 16) | 0x40u;  // adding would carry a NaN into infinity
     place->bits = static_cast<uint16_t>(is_nan ? quiet : rounded);
+}
+
+inline float round_to_bf16(float value) {
+    Bfloat16 rounded;
+    store(&rounded, value);
+    return to_float(rounded);
 }
 
 }  // namespace MINNOW_ISA

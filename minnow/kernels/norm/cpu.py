@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from minnow.kernels import native
+from minnow.kernels import native, words
 from minnow.kernels.contract import Target
 
 
@@ -24,13 +24,10 @@ def norm(x: Tensor, w: Tensor, eps: float, offset: float) -> Tensor:
     Returns:
         [T D] in x's dtype, dense.
     """
-    if x.stride(-1) != 1:
-        x = x.contiguous()
     assert w.shape == x.shape[1:]
-    w = w.contiguous()
-    y = torch.empty(x.shape, dtype=x.dtype)
-    native.function("norm", "pppiiiiiff")(
-        x.data_ptr(), w.data_ptr(), y.data_ptr(), native.dtype_code(x.dtype), native.dtype_code(w.dtype),
-        x.shape[0], x.shape[1], x.stride(0), eps, offset,
-    )  # fmt: skip
-    return y
+    plain, w = x.float().contiguous(), w.contiguous()
+    y = torch.empty(x.shape)
+    native.function("norm", "pppiiff")(
+        plain.data_ptr(), words.pack(*words.of_weight(w)), y.data_ptr(), x.shape[0], x.shape[1], eps, offset
+    )
+    return y.to(x.dtype)

@@ -18,6 +18,9 @@ OP = Op(
         {"T": 1, "N": 2, "H": 32, "rotary": 16, "has_norm": True},
         {"T": 7, "N": 3, "H": 64, "rotary": 64, "has_norm": False},
         {"T": 0, "N": 1, "H": 32, "rotary": 32, "has_norm": True},
+        {"T": 3, "N": 64, "H": 128, "rotary": 64, "has_norm": True},
+        {"T": 5, "N": 2, "H": 36, "rotary": 22, "has_norm": True, "dtype": "f32"},
+        {"T": 2049, "N": 1, "H": 16, "rotary": 16, "has_norm": False, "is_strided": True},
     ),
     device_cases=({"T": 4096, "N": 64, "H": 128, "rotary": 64, "has_norm": True},),
 )

@@ -1,18 +1,30 @@
 """inputs of qk_norm_rope for a case"""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+_DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 
-def make(device: torch.device, T: int, N: int, H: int, rotary: int, has_norm: bool) -> dict[str, Any]:
-    """Random heads at spread positions."""
+
+def make(
+    device: torch.device,
+    T: int,
+    N: int,
+    H: int,
+    rotary: int,
+    has_norm: bool,
+    dtype: Literal["bf16", "f32"] = "bf16",
+    is_strided: bool = False,
+) -> dict[str, Any]:
+    """Random heads at spread positions; strided ones are a part of wider rows."""
     generator = torch.Generator().manual_seed(T + H)
     exponent = torch.arange(0, rotary, 2, dtype=torch.float32) / rotary
+    x = torch.randn(T, N + 2 * is_strided, H, generator=generator).to(device, _DTYPES[dtype])
     return {
-        "x": torch.randn(T, N, H, generator=generator).to(device, torch.bfloat16),
+        "x": x[:, is_strided : N + is_strided],
         "w": torch.randn(H, generator=generator).to(device, torch.bfloat16) if has_norm else None,
-        "positions": torch.randint(0, 100_000, (T,), generator=generator, dtype=torch.int32).to(device),
+        "positions": torch.randint(0, 1_048_576, (T,), generator=generator, dtype=torch.int32).to(device),
         "inv_freq": (5e6**-exponent).to(device),
         "eps": 1e-6,
         "offset": 1.0,

@@ -17,6 +17,9 @@ OP = Op(
         {"T": 1, "D": 64, "E": 8, "A": 2, "has_bias": True},
         {"T": 9, "D": 32, "E": 16, "A": 4, "has_bias": False},
         {"T": 0, "D": 32, "E": 4, "A": 1, "has_bias": True},
+        {"T": 3, "D": 37, "E": 7, "A": 7, "has_bias": True},
+        {"T": 2, "D": 6144, "E": 128, "A": 4, "has_bias": True},
+        {"T": 2049, "D": 48, "E": 8, "A": 2, "has_bias": False},
     ),
     device_cases=({"T": 4096, "D": 6144, "E": 128, "A": 4, "has_bias": True},),
 )

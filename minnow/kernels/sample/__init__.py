@@ -2,6 +2,9 @@
 
 from minnow.kernels.contract import Op
 
+NOT_FINITE, NONE_OPEN = -1, -2
+"""Instead of an id: a logit of the row is NaN or plus infinity; every token of the row is banned."""
+
 OP = Op(
     name="sample",
     inputs={
@@ -14,6 +17,15 @@ OP = Op(
     },
     outputs={"ids": "i64 [S]"},
     cost=lambda S, V: (20 * S * V, 4 * S * V),
-    cases=({"S": 1, "V": 11}, {"S": 6, "V": 200}, {"S": 0, "V": 5}, {"S": 5, "V": 40, "scale": 1e30}),
+    cases=(
+        {"S": 1, "V": 11},
+        {"S": 6, "V": 200},
+        {"S": 0, "V": 5},
+        {"S": 2, "V": 1},
+        {"S": 5, "V": 40, "scale": 1e30},
+        {"S": 7, "V": 2049, "scale": 0.01},
+        {"S": 12, "V": 49152},
+        {"S": 6, "V": 300, "has_bad_rows": True},
+    ),
     device_cases=({"S": 64, "V": 200064},),
 )

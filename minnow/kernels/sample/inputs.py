@@ -1,19 +1,24 @@
 """inputs of sample for a case"""
 
+import math
 from typing import Any
 
 import torch
 
 
-def make(device: torch.device, S: int, V: int, scale: float = 3.0) -> dict[str, Any]:
-    """Random logits with a mix of settings, greedy and almost greedy rows among them."""
+def make(device: torch.device, S: int, V: int, scale: float = 3.0, has_bad_rows: bool = False) -> dict[str, Any]:
+    """Random logits with a mix of settings, greedy and almost greedy rows among them; bad ones have no answer."""
     generator = torch.Generator().manual_seed(S + V)
+
+    logits = torch.randn(S, V, generator=generator) * scale
+    if has_bad_rows:
+        logits[0, V // 2], logits[1, V - 1], logits[2], logits[3, 1:] = math.nan, math.inf, -math.inf, -math.inf
 
     def pick(values: list[float]) -> torch.Tensor:
         return torch.tensor([values[i % len(values)] for i in range(S)])
 
     return {
-        "logits": (torch.randn(S, V, generator=generator) * scale).to(device),
+        "logits": logits.to(device),
         "temperature": pick([0.0, 1.0, 0.7, 2.0, 1e-39]).to(device, torch.float32),
         "top_k": pick([0, 3, -1]).to(device, torch.int64),
         "top_p": pick([1.0, 0.9, 0.3]).to(device, torch.float32),

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from minnow.kernels.contract import Target
+from minnow.kernels.sample import NONE_OPEN, NOT_FINITE
 
 
 def refusal(target: Target) -> str | None:
@@ -17,7 +18,7 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
     A row is a function of its own inputs alone, whatever rows stand beside it.
 
     Args:
-        logits: f32 [S V]; -inf bans a token, and at least one token of a row is not banned.
+        logits: f32 [S V]; -inf bans a token.
         temperature: f32 [S]; 0 takes the largest logit, the lower id among equals.
         top_k: i64 [S]; 0 or less keeps all.
         top_p: f32 [S]; keeps the smallest set of likeliest tokens whose mass reaches it.
@@ -25,10 +26,13 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
         uniform: f64 [S] in [0, 1).
 
     Returns:
-        i64 [S].
+        i64 [S]; NOT_FINITE where a logit of the row is NaN or plus infinity, else NONE_OPEN where all are banned.
     """
     if logits.shape[0] == 0:
         return torch.zeros(0, dtype=torch.int64, device=logits.device)
+    is_broken = (logits.isnan() | (logits == torch.inf)).any(-1)
+    is_closed = (logits == -torch.inf).all(-1)
+    logits = logits.masked_fill((is_broken | is_closed)[:, None], 0.0)
     ranked, order = logits.sort(dim=-1, descending=True, stable=True)
     is_greedy = temperature <= 0
     heat = torch.where(is_greedy, 1.0, temperature)[:, None]
@@ -44,4 +48,5 @@ def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, mi
     drawn = torch.searchsorted(mass, uniform[:, None] * mass[:, -1:], right=True).squeeze(1)
     last = (p > 0).sum(-1) - 1  # rounding must not draw a dropped token
     drawn = torch.where(is_greedy, 0, torch.minimum(drawn, last))
-    return order.gather(1, drawn[:, None]).squeeze(1)
+    ids = order.gather(1, drawn[:, None]).squeeze(1)
+    return ids.masked_fill(is_closed, NONE_OPEN).masked_fill(is_broken, NOT_FINITE)

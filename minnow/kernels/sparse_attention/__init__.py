@@ -23,6 +23,8 @@ OP = Op(
         {"N": 4, "G": 2, "H": 32, "L": 16, "K": 4, "contexts": (1,), "queries": (1,), "format": "bf16"},
         {"N": 4, "G": 2, "H": 32, "L": 16, "K": 3, "contexts": (90, 17), "queries": (90, 1), "format": "nvfp4"},
         {"N": 6, "G": 3, "H": 64, "L": 16, "K": 2, "contexts": (33, 64), "queries": (2, 0), "format": "fp8"},
+        {"N": 32, "G": 2, "H": 128, "L": 128, "K": 3, "contexts": (640, 1), "queries": (9, 1), "format": "nvfp4"},
+        {"N": 3, "G": 3, "H": 48, "L": 24, "K": 3, "contexts": (100,), "queries": (40,), "format": "f32"},
     ),
     device_cases=(
         {"N": 64, "G": 4, "H": 128, "L": 128, "K": 16, "contexts": (32768,), "queries": (8,), "format": "nvfp4"},

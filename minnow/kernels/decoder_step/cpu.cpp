@@ -1,0 +1,168 @@
+// a whole step of the decoder in one call: the operations' own inner functions, one after the other, on one team
+#include "../native/export.h"
+#include "../native/matvec.h"
+
+namespace MINNOW_ISA {
+
+// The structs below are laid out word by word in cpu.py beside this file.
+constexpr int64_t kMaxProjections = 5;  // q, k, v, and on sparse layers index q, index k
+
+struct Layer {
+    Weight attention_norm;
+    Weight projections[kMaxProjections];
+    Weight head_norms[kMaxProjections];  // codes null: no norm; the width is that of the heads
+    Weight project_out;
+    Weight feed_forward_norm;
+    Cache k, v, index;
+    int64_t is_sparse;
+    int64_t num_experts;  // 0: the shared expert is the whole feed-forward part
+    int64_t has_bias;
+    Weight gate, bias;
+    const Expert* experts;
+    int64_t has_shared;
+    Expert shared;
+};
+
+struct Model {
+    int64_t num_layers;
+    const Layer* layers;
+    Weight embedding, norm, head;
+    int64_t width;
+    const float* inv_freq;
+    int64_t num_frequencies;
+    double eps, offset, scale;
+    int64_t num_blocks, num_local_blocks, num_init_blocks;  // of sparse attention
+    int64_t num_chosen;                                     // experts a token uses
+    double scaling;
+    Activation activation;
+    int64_t is_bf16;
+};
+
+struct Step {
+    Sequences sequences;
+    const int32_t* ids;
+    const int64_t* slots;
+    int64_t num_logits;
+    const int64_t* logits_rows;
+    float* hidden;  // [Q D]
+    float* logits;  // [Q V]
+    int64_t num_taps;
+    const int64_t* tap_layers;
+    float* const* taps;  // [T D] each
+    int64_t num_embeddings;
+    const int64_t* embedding_rows;
+    const float* embeddings;  // [X D]
+};
+
+static void copy_row(float* to, const float* from, int64_t width) {
+    for (int64_t k = 0; k < width; ++k) to[k] = from[k];
+}
+
+static void attend(Team& team, const Model& model, const Layer& layer, const Step& step, const float* x, float* h) {
+    const Sequences& sequences = step.sequences;
+    const int64_t num_tokens = sequences.num_tokens;
+    const bool is_bf16 = model.is_bf16 != 0;
+    const int64_t num_parts = layer.is_sparse ? 5 : 3;
+    const Cache* const caches[kMaxProjections] = {nullptr, &layer.k, &layer.v, nullptr, &layer.index};
+    HeadPart parts[kMaxProjections];
+    int64_t stride = 0;
+    for (int64_t i = 0; i < num_parts; ++i) {
+        const Weight& norm = layer.head_norms[i];
+        parts[i] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i]};
+        stride += layer.projections[i].num_rows;
+    }
+    Scratch memory = team.shared();
+    float* projected = memory.take<float>(num_tokens * stride);
+    linear(team, x, model.width, num_tokens, layer.projections, num_parts, projected, stride, false, is_bf16);
+    qk_norm_rope_write(team, projected, stride, num_tokens, parts, num_parts, sequences.positions, model.inv_freq,
+                       model.num_frequencies, static_cast<float>(model.eps), static_cast<float>(model.offset),
+                       step.slots, is_bf16);
+    prefetch_first(team, layer.project_out);
+    const int64_t num_heads = parts[0].num_heads, out_width = layer.projections[0].num_rows;
+    const float scale = static_cast<float>(model.scale);
+    float* out = memory.take<float>(num_tokens * out_width);
+    if (layer.is_sparse) {
+        const int64_t num_index_heads = parts[3].num_heads;
+        float* scores = memory.take<float>(num_tokens * num_index_heads * sequences.num_table_blocks);
+        int32_t* blocks = memory.take<int32_t>(num_tokens * num_index_heads * model.num_blocks);
+        index_score(team, sequences, projected + parts[3].start, stride, num_index_heads, layer.index, scores, is_bf16);
+        block_topk(team, scores, num_tokens, num_index_heads, sequences.num_table_blocks, sequences.positions,
+                   model.num_blocks, layer.k.block_length, model.num_local_blocks, model.num_init_blocks, blocks);
+        sparse_attention(team, sequences, projected, stride, num_heads, layer.k, layer.v, blocks, model.num_blocks,
+                         scale, out, out_width, is_bf16);
+    } else {
+        dense_attention(team, sequences, projected, stride, num_heads, layer.k, layer.v, scale, out, out_width,
+                        is_bf16);
+    }
+    linear(team, out, out_width, num_tokens, &layer.project_out, 1, h, model.width, true, is_bf16);
+}
+
+static void feed_forward(Team& team, const Model& model, const Layer& layer, int64_t num_tokens, const float* x,
+                         float* h) {
+    const bool is_bf16 = model.is_bf16 != 0;
+    const int64_t width = model.width;
+    if (layer.num_experts == 0) {
+        prefetch_first(team, layer.shared.down);  // small enough to wait in the cache
+        experts(team, x, width, num_tokens, nullptr, nullptr, 1, &layer.shared, 1, model.activation, h, width, true,
+                is_bf16);
+        return;
+    }
+    Scratch memory = team.shared();
+    int64_t* ids = memory.take<int64_t>(num_tokens * model.num_chosen);
+    float* weights = memory.take<float>(num_tokens * model.num_chosen);
+    float* y = memory.take<float>(num_tokens * width);
+    route(team, x, width, num_tokens, layer.gate, layer.has_bias ? &layer.bias : nullptr, model.num_chosen,
+          static_cast<float>(model.scaling), ids, weights);
+    experts(team, x, width, num_tokens, ids, weights, model.num_chosen, layer.experts, layer.num_experts,
+            model.activation, y, width, false, is_bf16);
+    if (layer.has_shared) {
+        experts(team, x, width, num_tokens, nullptr, nullptr, 1, &layer.shared, 1, model.activation, y, width, true,
+                is_bf16);
+    }
+    team.for_each(num_tokens, [&](int64_t t) {
+        for (int64_t k = t * width; k < (t + 1) * width; ++k) {
+            h[k] = is_bf16 ? round_to_bf16(h[k] + y[k]) : h[k] + y[k];
+        }
+    });
+}
+
+static void decoder_step(Team& team, const Model& model, const Step& step) {
+    const int64_t num_tokens = step.sequences.num_tokens, width = model.width;
+    const bool is_bf16 = model.is_bf16 != 0;
+    const float eps = static_cast<float>(model.eps), offset = static_cast<float>(model.offset);
+    Scratch memory = team.shared();
+    float* h = memory.take<float>(num_tokens * width);
+    float* x = memory.take<float>(num_tokens * width);
+    embed(team, step.ids, num_tokens, model.embedding, h, is_bf16);
+    team.for_each(step.num_embeddings, [&](int64_t i) {
+        copy_row(h + step.embedding_rows[i] * width, step.embeddings + i * width, width);
+    });
+    for (int64_t i = 0; i < model.num_layers; ++i) {
+        const Layer& layer = model.layers[i];
+        prefetch_first(team, layer.projections[0]);
+        norm(team, h, width, layer.attention_norm, x, num_tokens, width, eps, offset, is_bf16);
+        attend(team, model, layer, step, x, h);
+        if (layer.num_experts == 0) prefetch_first(team, layer.shared.gate);
+        norm(team, h, width, layer.feed_forward_norm, x, num_tokens, width, eps, offset, is_bf16);
+        feed_forward(team, model, layer, num_tokens, x, h);
+        for (int64_t tap = 0; tap < step.num_taps; ++tap) {
+            if (step.tap_layers[tap] != i) continue;
+            team.for_each(num_tokens, [&](int64_t t) {
+                copy_row(step.taps[tap] + t * width, h + t * width, width);
+            });
+        }
+    }
+    team.for_each(step.num_logits, [&](int64_t i) { copy_row(x + i * width, h + step.logits_rows[i] * width, width); });
+    prefetch_first(team, model.head);
+    norm(team, x, width, model.norm, step.hidden, step.num_logits, width, eps, offset, is_bf16);
+    linear(team, step.hidden, width, step.num_logits, &model.head, 1, step.logits, model.head.num_rows, false, false);
+}
+
+}  // namespace MINNOW_ISA
+
+MINNOW_EXPORT(decoder_step)(const void* model, const void* step) {
+    using namespace MINNOW_ISA;
+    run(true, [&](Team& team) {
+        decoder_step(team, *static_cast<const Model*>(model), *static_cast<const Step*>(step));
+    });
+}

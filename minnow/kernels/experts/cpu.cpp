@@ -1,0 +1,236 @@
+// gated feed-forwards of the chosen experts: tokens grouped by expert, gate and up and activation in one pass
+#include "../native/export.h"
+#include "../native/gemm.h"
+#include "../native/matvec.h"
+
+namespace MINNOW_ISA {
+
+// silu(gate) * up, or MiniMax's clamped unit; in place of gate.
+static void activate(float* gate, const float* up, int64_t count, const Activation& kind, bool is_bf16) {
+    const F one = broadcast(1.0f), limit = broadcast(static_cast<float>(kind.limit));
+    const F alpha = broadcast(static_cast<float>(kind.is_swigluoai ? kind.alpha : 1.0));
+    const F beta = broadcast(static_cast<float>(kind.beta));
+    for (int64_t i = 0; i < count; i += kLanes) {  // callers pad to whole vectors
+        F g = load(gate + i), u = load(up + i);
+        if (is_bf16) {
+            g = round_bf16(g);
+            u = round_bf16(u);
+        }
+        if (kind.is_swigluoai) {
+            g = min(limit, g);  // in this order a NaN stays
+            u = max(zero() - limit, min(limit, u)) + beta;
+        }
+        const F inner = u * (g / (one + exp(min(broadcast(88.0f), zero() - alpha * g))));
+        store(gate + i, is_bf16 ? round_bf16(inner) : inner);
+    }
+}
+
+// The tokens of each expert: pairs [start[e], start[e + 1]) name a token and its weight.
+struct Groups {
+    int64_t* start;
+    int64_t* token;
+    float* weight;
+};
+
+static void group_by_expert(const int64_t* ids, const float* weights, int64_t num_tokens, int64_t num_chosen,
+                            int64_t num_experts, const Groups& groups) {
+    for (int64_t e = 0; e <= num_experts; ++e) groups.start[e] = 0;
+    if (ids == nullptr) {
+        groups.start[1] = num_tokens;
+        for (int64_t t = 0; t < num_tokens; ++t) {
+            groups.token[t] = t;
+            groups.weight[t] = 1.0f;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < num_tokens * num_chosen; ++i) ++groups.start[ids[i] + 1];
+    for (int64_t e = 0; e < num_experts; ++e) groups.start[e + 1] += groups.start[e];
+    for (int64_t i = 0; i < num_tokens * num_chosen; ++i) {
+        const int64_t place = groups.start[ids[i]]++;
+        groups.token[place] = i / num_chosen;
+        groups.weight[place] = weights[i];
+    }
+    for (int64_t e = num_experts; e > 0; --e) groups.start[e] = groups.start[e - 1];  // undo the counting up
+    groups.start[0] = 0;
+}
+
+
+// Rows of the inner width that one item computes.
+static inline int64_t inner_step(const Expert& expert) {
+    return round_up(kItemBytes / (2 * row_bytes(expert.gate) + 1) + 1, kChunk);
+}
+
+// Experts with few tokens: one pass over gate and up, one over down; items of all experts stand in one queue.
+class FewTokens {
+public:
+    FewTokens(const Expert* table, int64_t num_experts, const Groups& groups, const Activation& activation,
+              bool is_bf16)
+        : table_(table), num_experts_(num_experts), groups_(groups), activation_(activation), is_bf16_(is_bf16) {}
+
+    inline bool has(int64_t e) const {
+        const int64_t count = groups_.start[e + 1] - groups_.start[e];
+        return count > 0 && count <= kMaxFewRows;
+    }
+
+    // x: for gate and for up a pointer a token, packed in its layout; inner [pairs, inner_stride].
+    void gate_and_up(Team& team, const RowLayout* layouts, const float* const* const* x, float* inner,
+                     int64_t inner_stride) const {
+        int64_t total = 0;
+        for (int64_t e = 0; e < num_experts_; ++e) total += has(e) ? items_of(e) : 0;
+        team.for_each(total, [&](int64_t item) {
+            int64_t e = 0;
+            for (; !has(e) || item >= items_of(e); ++e) item -= has(e) ? items_of(e) : 0;
+            gate_and_up_item(team, e, item * inner_step(table_[e]), layouts, x, inner, inner_stride);
+        });
+    }
+
+    // inner: a pointer a pair, packed in layout. Adds to sums [num_tokens, width], outputs [output, end), expert after
+    // expert.
+    void down(Team& team, RowLayout layout, const float* const* inner, int64_t output, int64_t end, float* sums,
+              int64_t sums_stride) const {
+        for (int64_t e = 0; e < num_experts_; ++e) {
+            if (!has(e)) continue;
+            const int64_t first = groups_.start[e], count = groups_.start[e + 1] - first;
+            const auto put = [&](int64_t row, int64_t at, float sum) {
+                sums[groups_.token[first + row] * sums_stride + at - output] += groups_.weight[first + row] * sum;
+            };
+            multiply_few(team, table_[e].down, layout, inner + first, count, output, end, put);
+        }
+    }
+
+private:
+    inline int64_t items_of(int64_t e) const {
+        return (table_[e].gate.num_rows + inner_step(table_[e]) - 1) / inner_step(table_[e]);
+    }
+
+    void gate_and_up_item(Team& team, int64_t e, int64_t output, const RowLayout* layouts,
+                          const float* const* const* x, float* inner, int64_t inner_stride) const {
+        const Expert& expert = table_[e];
+        const int64_t first = groups_.start[e], count = groups_.start[e + 1] - first, step = inner_step(expert);
+        const int64_t end = output + step < expert.gate.num_rows ? output + step : expert.gate.num_rows;
+        Scratch memory = team.scratch();
+        float* sums[2] = {memory.take<float>(count * step), memory.take<float>(count * step)};
+        const Weight* parts[2] = {&expert.gate, &expert.up};
+        for (int part = 0; part < 2; ++part) {
+            const float* rows[kMaxFewRows];
+            for (int64_t i = 0; i < count; ++i) rows[i] = x[part][groups_.token[first + i]];
+            const auto put = [&](int64_t row, int64_t at, float sum) { sums[part][row * step + at - output] = sum; };
+            multiply_few(team, *parts[part], layouts[part], rows, count, output, end, put);
+        }
+        for (int64_t i = 0; i < count; ++i) {
+            float* gate = sums[0] + i * step;
+            activate(gate, sums[1] + i * step, round_up(end - output, kLanes), activation_, is_bf16_);
+            float* place = inner + (first + i) * inner_stride + output;
+            for (int64_t j = 0; j < end - output; ++j) place[j] = gate[j];
+        }
+    }
+
+    const Expert* table_;
+    int64_t num_experts_;
+    Groups groups_;
+    const Activation& activation_;
+    bool is_bf16_;
+};
+
+// An expert with many tokens: its rows are gathered and go through panels.
+static void many_tokens(Team& team, const Expert& expert, const Groups& groups, int64_t e, const float* x,
+                        int64_t x_stride, const Activation& activation, float* sums, int64_t width, bool is_bf16) {
+    const int64_t first = groups.start[e], count = groups.start[e + 1] - first, inner_width = expert.gate.num_rows;
+    const int64_t stride = round_up(inner_width, kLanes);
+    Scratch memory = team.shared();
+    float* rows = memory.take<float>(count * width);
+    float* gate = memory.take<float>(count * stride);
+    float* up = memory.take<float>(count * stride);
+    team.for_each(count, [&](int64_t i) {
+        const float* from = x + groups.token[first + i] * x_stride;
+        for (int64_t k = 0; k < width; ++k) rows[i * width + k] = from[k];
+    });
+    gemm(team, rows, width, count, &expert.gate, 1, gate, stride, false, is_bf16);
+    gemm(team, rows, width, count, &expert.up, 1, up, stride, false, is_bf16);
+    team.for_each(count, [&](int64_t i) {
+        activate(gate + i * stride, up + i * stride, stride, activation, is_bf16);
+    });
+    gemm(team, gate, stride, count, &expert.down, 1, rows, width, false, false);
+    team.for_each(count, [&](int64_t i) {  // a token is in an expert's list once
+        float* to = sums + groups.token[first + i] * width;
+        for (int64_t k = 0; k < width; ++k) to[k] += groups.weight[first + i] * rows[i * width + k];
+    });
+}
+
+static inline void put_row(float* y, const float* sums, int64_t count, bool is_added, bool is_bf16) {
+    for (int64_t k = 0; k < count; ++k) {
+        float value = is_bf16 ? round_to_bf16(sums[k]) : sums[k];
+        if (is_added) value = is_bf16 ? round_to_bf16(y[k] + value) : y[k] + value;
+        y[k] = value;
+    }
+}
+
+void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, const int64_t* ids,
+             const float* weights, int64_t num_chosen, const Expert* table, int64_t num_experts,
+             const Activation& activation, float* y, int64_t y_stride, bool is_added, bool is_bf16) {
+    if (num_tokens == 0) return;
+    if (ids == nullptr) num_chosen = num_experts = 1;
+    const int64_t width = table[0].gate.width, inner_width = table[0].gate.num_rows;
+    const int64_t num_pairs = num_tokens * num_chosen, inner_stride = round_up(inner_width, kChunk);
+    Scratch memory = team.shared();
+    const Groups groups = {memory.take<int64_t>(num_experts + 1), memory.take<int64_t>(num_pairs),
+                           memory.take<float>(num_pairs)};
+    float* sums = memory.take<float>(num_tokens * width);
+    float* inner = memory.take<float>(num_pairs * inner_stride);
+    const RowLayout outer[2] = {layout_for(table[0].gate, num_tokens, is_bf16),
+                                layout_for(table[0].up, num_tokens, is_bf16)};
+    const RowLayout middle = layout_for(table[0].down, num_tokens, is_bf16);
+    const bool is_shared = is_same(outer[0], outer[1]);
+    const float** x_rows[2];
+    float* packed_x[2];
+    for (int part = 0; part < 2; ++part) {
+        x_rows[part] = memory.take<const float*>(num_tokens);
+        packed_x[part] = memory.take<float>(num_tokens * packed_floats(outer[part], width));
+    }
+    const int64_t middle_floats = packed_floats(middle, inner_width);
+    float* packed_inner = memory.take<float>(num_pairs * middle_floats);
+    const float** inner_rows = memory.take<const float*>(num_pairs);
+    if (team.index == 0) group_by_expert(ids, weights, num_tokens, num_chosen, num_experts, groups);
+    team.for_each(num_tokens, [&](int64_t t) {
+        for (int part = 0; part < 2; ++part) {
+            float* space = packed_x[part] + t * packed_floats(outer[part], width);
+            const bool is_packed = part == 1 && is_shared;
+            x_rows[part][t] = is_packed ? x_rows[0][t] : pack_row(outer[part], x + t * x_stride, width, space);
+        }
+        for (int64_t k = 0; k < width; ++k) sums[t * width + k] = 0.0f;
+    });
+    const FewTokens few(table, num_experts, groups, activation, is_bf16);
+    few.gate_and_up(team, outer, x_rows, inner, inner_stride);
+    team.for_each(num_pairs, [&](int64_t i) {  // pairs of experts with many tokens have nothing here yet
+        inner_rows[i] = pack_row(middle, inner + i * inner_stride, inner_width, packed_inner + i * middle_floats);
+    });
+    const int64_t step = outputs_per_item(table[0].down);
+    team.for_each((width + step - 1) / step, [&](int64_t item) {
+        const int64_t output = item * step, end = output + step < width ? output + step : width;
+        few.down(team, middle, inner_rows, output, end, sums + output, width);
+    });
+    for (int64_t e = 0; e < num_experts; ++e) {
+        if (groups.start[e + 1] - groups.start[e] > kMaxFewRows) {
+            many_tokens(team, table[e], groups, e, x, x_stride, activation, sums, width, is_bf16);
+        }
+    }
+    team.for_each(num_tokens, [&](int64_t t) {
+        put_row(y + t * y_stride, sums + t * width, width, is_added, is_bf16);
+    });
+}
+
+}  // namespace MINNOW_ISA
+
+// x f32 [T D]; ids i64 [T A] or null; weights f32 [T A]; y f32 [T D]; activation: struct Activation.
+MINNOW_EXPORT(experts)
+(const void* x, const void* ids, const void* weights, const void* table, const void* activation, void* y,
+ int64_t num_tokens, int64_t num_chosen, int64_t num_experts, int64_t is_bf16) {
+    using namespace MINNOW_ISA;
+    const Expert* list = static_cast<const Expert*>(table);
+    const int64_t width = list[0].gate.width;
+    run(num_tokens * width * list[0].gate.num_rows > 50'000, [&](Team& team) {
+        experts(team, static_cast<const float*>(x), width, num_tokens, static_cast<const int64_t*>(ids),
+                static_cast<const float*>(weights), num_chosen, list, num_experts,
+                *static_cast<const Activation*>(activation), static_cast<float*>(y), width, false, is_bf16 != 0);
+    });
+}

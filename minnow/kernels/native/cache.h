@@ -1,0 +1,206 @@
+// keys and values of a paged cache, decoded for the kernels that read them
+//
+// Keys are read in strips of 32 tokens, transposed: a vector holds one dim of 16 keys, so that products with a query
+// need no sum over lanes. Values are read token by token. A cache's global scale is left to the caller.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "gemm_units.h"
+
+namespace MINNOW_ISA {
+
+constexpr int64_t kStrip = 2 * kLanes;
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Tokens of one head of one block.
+struct Rows {
+    int64_t format, width;
+    const uint8_t* codes;
+    int64_t stride;
+    const uint8_t* scales;
+    int64_t scale_stride;
+    int64_t num_rows;  // that the block holds, written or not
+
+    inline Rows from(int64_t row) const {
+        return {format, width, codes_of(row), stride, scales_of(row), scale_stride, num_rows - row};
+    }
+    inline const uint8_t* codes_of(int64_t row) const { return codes + row * stride; }
+    inline const uint8_t* scales_of(int64_t row) const { return scales + row * scale_stride; }
+};
+
+inline int64_t bits_of(int64_t format) { return format == kF32 ? 32 : format == kBf16 ? 16 : format == kFp8 ? 8 : 4; }
+
+inline Rows rows_of(const Cache& cache, int64_t block, int64_t head, int64_t first) {
+    const uint8_t* codes = cache.codes + block * cache.block_stride + head * cache.head_stride;
+    const uint8_t* scales = cache.scales + block * cache.scale_block_stride + head * cache.scale_head_stride;
+    return {cache.format, cache.width, codes + first * cache.token_stride, cache.token_stride,
+            scales + first * cache.scale_token_stride, cache.scale_token_stride, cache.block_length - first};
+}
+
+// Ask the second-level cache for what will be read in some microseconds (more loads can be under way for it than for
+// the first), or the first for what is read next. Always inline, as GCC 12 drops calls of functions that do no more.
+template <int kLevel = 2>
+__attribute__((always_inline)) inline void ask_for(const uint8_t* rows, int64_t num_rows, int64_t row_bytes,
+                                                   int64_t stride) {
+    if (stride == row_bytes && num_rows > 0) row_bytes *= num_rows, num_rows = 1;
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t i = 0; i < row_bytes; i += kCacheLine) __builtin_prefetch(rows + row * stride + i, 0, 4 - kLevel);
+    }
+}
+__attribute__((always_inline)) inline void ask_for(const Rows& rows, int64_t num_rows) {
+    ask_for(rows.codes, num_rows, rows.width * bits_of(rows.format) / 8, rows.stride);
+    if (rows.format == kNvfp4) ask_for(rows.scales, num_rows, rows.width / 16, rows.scale_stride);
+}
+
+// A strip of 32 rows; where the block holds fewer, a copy in `room` (strip_bytes) with zeros behind them.
+inline int64_t strip_bytes(int64_t format, int64_t width) {
+    return kStrip * (width * bits_of(format) / 8 + round_up(width, 16) / 16);
+}
+inline Rows whole_strip(const Rows& rows, uint8_t* room) {
+    if (rows.num_rows >= kStrip) return rows;
+    const int64_t row_bytes = rows.width * bits_of(rows.format) / 8, num_scales = rows.width / 16;
+    uint8_t* scales = room + kStrip * row_bytes;
+    memset(room, 0, strip_bytes(rows.format, rows.width));
+    for (int64_t i = 0; i < rows.num_rows; ++i) {
+        memcpy(room + i * row_bytes, rows.codes_of(i), row_bytes);
+        if (rows.format == kNvfp4) memcpy(scales + i * num_scales, rows.scales_of(i), num_scales);
+    }
+    return {rows.format, rows.width, room, row_bytes, scales, num_scales, kStrip};
+}
+
+// The dim that decode_row puts at a place: of whole 32 NVFP4 values the even ones come first.
+inline int64_t row_dim(int64_t format, int64_t width, int64_t place) {
+    if (format != kNvfp4 || place >= width / 32 * 32) return place;
+    return place / 32 * 32 + 2 * (place % 16) + place / 16 % 2;
+}
+
+// One token, with zeros up to a whole vector.
+inline void decode_row(const Rows& rows, int64_t row, float* out) {
+    const uint8_t* codes = rows.codes_of(row);
+    const int64_t width = rows.width;
+    int64_t d = 0;
+    if (rows.format == kNvfp4) {
+        const uint8_t* scales = rows.scales_of(row);
+        for (; d + 32 <= width; d += 32) {
+            F even, odd;
+            lookup_halves(codes + d / 2, e2m1_table(), even, odd);
+            const float two[kLanes] = {from_e4m3(scales[d / 16]), from_e4m3(scales[d / 16 + 1])};
+            const F scale = spread_pair(two);
+            store(out + d, even * scale);
+            store(out + d + kLanes, odd * scale);
+        }
+        for (; d < width; ++d) out[d] = from_e2m1(codes[d / 2] >> d % 2 * 4 & 15) * from_e4m3(scales[d / 16]);
+    } else if (rows.format == kFp8) {
+        for (; d + kLanes <= width; d += kLanes) store(out + d, load_e4m3(codes + d));
+        for (; d < width; ++d) out[d] = from_e4m3(codes[d]);
+    } else if (rows.format == kBf16) {
+        const Bfloat16* values = reinterpret_cast<const Bfloat16*>(codes);
+        for (; d + kLanes <= width; d += kLanes) store(out + d, load(values + d));
+        for (; d < width; ++d) out[d] = to_float(values[d]);
+    } else {
+        memcpy(out, codes, width * sizeof(float));
+        d = width;
+    }
+    for (; d < round_up(width, kLanes); ++d) out[d] = 0.0f;
+}
+
+// keys[p * 32 + i] of the tokens i of a whole strip, at the places p of decode_row. room: 16 rows of floats.
+inline void decode_keys(const Rows& rows, float* room, float* keys) {
+    const int64_t width = round_up(rows.width, kLanes);
+    for (int64_t i = 0; i < kStrip; i += kLanes) {
+        for (int64_t j = 0; j < kLanes; ++j) decode_row(rows, i + j, room + j * width);
+        for (int64_t p = 0; p < width; p += kLanes) {
+            F vectors[kLanes];
+            for (int64_t j = 0; j < kLanes; ++j) vectors[j] = load(room + j * width + p);
+            store_transposed(vectors, keys + p * kStrip + i, kStrip);
+        }
+    }
+}
+
+#if defined(__AVX512F__)
+
+constexpr float kE4m3Gain = 1.329227995784916e36f;  // 2^120
+
+inline bool has_columns(int64_t format, int64_t width) { return width * bits_of(format) % 256 == 0; }
+
+// Eight dwords of each of 16 rows, transposed: row i in lane i.
+inline void load_columns(const uint8_t* codes, int64_t stride, __m512i* out) {
+    const auto part = [&](int64_t row) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + row * stride));
+    };
+    __m512i z[8], t[8];
+    for (int r = 0; r < 8; ++r) {
+        const int64_t row = r < 4 ? r : r + 4;
+        z[r] = _mm512_mask_broadcast_i64x4(_mm512_castsi256_si512(part(row)), 0xf0, part(row + 4));
+    }
+    for (int r = 0; r < 8; r += 2) {
+        t[r] = _mm512_unpacklo_epi32(z[r], z[r + 1]);
+        t[r + 1] = _mm512_unpackhi_epi32(z[r], z[r + 1]);
+    }
+    for (int r = 0; r < 8; r += 4) {  // lanes: dword c of four rows, dword c + 4 of them, then of the next four
+        z[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
+        z[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
+        z[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
+        z[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        out[c] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0x88);
+        out[c + 4] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0xdd);
+    }
+}
+
+inline __mmask64 e4m3_nans(__m512i bytes) {
+    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
+}
+
+// Byte j of each dword, an E4M3 number but no NaN, times 2^-120: its bits are moved to where FP32 has them.
+template <int kByte>
+inline F small_e4m3(__m512i dwords) {
+    const __m512i top = kByte == 3 ? dwords : _mm512_slli_epi32(dwords, 24 - 8 * kByte);
+    const __m512i mask = _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u));
+    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_srai_epi32(top, 4), mask))};
+}
+
+// E2M1 as BF16. The lookup heeds five bits, so the upper half repeats the lower one.
+inline __m512i e2m1_to_bf16_table() {
+    const __m256i half = _mm256_set_epi16(-0x3f40, -0x3f80, -0x3fc0, -0x4000, -0x4040, -0x4080, -0x4100, -0x8000,
+                                          0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0);
+    return _mm512_broadcast_i64x4(half);
+}
+
+// The scales of 16 tokens: scales[g * 32 + i] for dims [16g, 16g + 16) of token i.
+inline void decode_scales(const Rows& rows, float* scales) {
+    const int64_t num_groups = rows.width / 16;
+    const bool is_dense = rows.scale_stride == num_groups && (num_groups == 4 || num_groups == 8);
+    __m512i first = _mm512_setzero_si512(), second = first;
+    if (is_dense && num_groups == 4) {
+        first = _mm512_loadu_si512(rows.scales);
+    } else if (is_dense) {
+        const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        const __m512i low = _mm512_loadu_si512(rows.scales), high = _mm512_loadu_si512(rows.scales + 64);
+        first = _mm512_permutex2var_epi32(low, even, high);
+        second = _mm512_permutex2var_epi32(low, odd, high);
+    }
+    if (!is_dense || (e4m3_nans(first) | e4m3_nans(second)) != 0) {
+        for (int64_t i = 0; i < kLanes; ++i) {
+            for (int64_t g = 0; g < num_groups; ++g) scales[g * kStrip + i] = from_e4m3(rows.scales_of(i)[g]);
+        }
+        return;
+    }
+    const F gain = broadcast(kE4m3Gain);
+    for (int64_t g = 0; g < num_groups; g += 4, first = second, scales += 4 * kStrip) {
+        store(scales, small_e4m3<0>(first) * gain);
+        store(scales + kStrip, small_e4m3<1>(first) * gain);
+        store(scales + 2 * kStrip, small_e4m3<2>(first) * gain);
+        store(scales + 3 * kStrip, small_e4m3<3>(first) * gain);
+    }
+}
+
+#endif
+
+}  // namespace MINNOW_ISA

@@ -1,0 +1,132 @@
+// AMX: sums of 32 rows times 32 outputs in four tiles, from BF16 pairs
+//
+// Tiles are per thread and must be configured on it. The instructions are written out: GCC 12's intrinsics declare
+// neither the whole configuration nor the memory that tiles are loaded from. MINNOW_AMX_EMULATED, for tests on other
+// processors, puts plain C++ in their place.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "elements.h"
+
+#if defined(__AMX_BF16__) || defined(MINNOW_AMX_EMULATED)
+#define MINNOW_HAS_AMX 1
+
+namespace MINNOW_ISA {
+
+constexpr int64_t kTileRows = 16;
+constexpr int64_t kTileUnits = 16;  // in a row of a tile
+
+#if defined(MINNOW_AMX_EMULATED)
+
+struct TileMemory {
+    uint32_t units[kTileRows][kTileUnits];
+};
+
+inline TileMemory& tile(int number) {
+    static __thread TileMemory tiles[8];
+    return tiles[number];
+}
+inline void tile_config() {}
+inline void tile_release() {}
+template <int kTile>
+inline void tile_zero() {
+    memset(&tile(kTile), 0, sizeof(TileMemory));
+}
+template <int kTile>
+inline void tile_load(const float* place, int64_t stride) {
+    for (int i = 0; i < kTileRows; ++i) memcpy(tile(kTile).units[i], place + i * stride, 4 * kTileUnits);
+}
+template <int kTile>
+inline void tile_store(float* place, int64_t stride) {
+    for (int i = 0; i < kTileRows; ++i) memcpy(place + i * stride, tile(kTile).units[i], 4 * kTileUnits);
+}
+inline float half_of(uint32_t unit, int half) {
+    return to_float(Bfloat16{static_cast<uint16_t>(unit >> (16 * half))});
+}
+template <int kSums, int kRows, int kOutputs>
+inline void tile_add_products() {
+    const TileMemory &a = tile(kRows), &b = tile(kOutputs);
+    for (int i = 0; i < kTileRows; ++i) {
+        for (int j = 0; j < kTileUnits; ++j) {
+            float sum;
+            memcpy(&sum, &tile(kSums).units[i][j], sizeof sum);
+            for (int u = 0; u < kTileUnits; ++u) {
+                for (int half = 0; half < 2; ++half) sum += half_of(a.units[i][u], half) * half_of(b.units[u][j], half);
+            }
+            memcpy(&tile(kSums).units[i][j], &sum, sizeof sum);
+        }
+    }
+}
+
+#else
+
+// All eight tiles whole: 16 rows of 64 bytes.
+inline void tile_config() {
+    struct alignas(64) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    static_assert(sizeof config == 64, "the operand of ldtilecfg");
+    asm volatile("ldtilecfg %0" : : "m"(*reinterpret_cast<const char(*)[64]>(&config)));
+}
+inline void tile_release() { asm volatile("tilerelease"); }
+template <int kTile>
+inline void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" : : "n"(kTile));
+}
+template <int kTile>
+inline void tile_load(const float* place, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(place), "r"(4 * stride), "n"(kTile) : "memory");
+}
+template <int kTile>
+inline void tile_store(float* place, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(place), "r"(4 * stride), "n"(kTile) : "memory");
+}
+template <int kSums, int kRows, int kOutputs>
+inline void tile_add_products() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "n"(kSums), "n"(kRows), "n"(kOutputs));
+}
+
+#endif
+
+// sums [kBlocks * 16, 32] (+)= x times panel [num_units 32]; x holds tiles of 16 rows and 16 units, a block's one after
+// the other, and the second block x_stride floats behind the first.
+template <int kBlocks>
+inline void multiply_tiles(const float* x, int64_t x_stride, const float* panel, int64_t num_units, float* sums,
+                           bool is_first) {
+    constexpr int64_t kOutputs = 2 * kTileUnits, kTileFloats = kTileRows * kTileUnits;
+    constexpr bool kIsDouble = kBlocks == 2;
+    float* second = sums + kTileRows * kOutputs;
+    if (is_first) {
+        tile_zero<0>();
+        tile_zero<1>();
+        if (kIsDouble) tile_zero<2>();
+        if (kIsDouble) tile_zero<3>();
+    } else {
+        tile_load<0>(sums, kOutputs);
+        tile_load<1>(sums + kTileUnits, kOutputs);
+        if (kIsDouble) tile_load<2>(second, kOutputs);
+        if (kIsDouble) tile_load<3>(second + kTileUnits, kOutputs);
+    }
+    for (int64_t unit = 0; unit < num_units; unit += kTileUnits, x += kTileFloats, panel += kTileUnits * kOutputs) {
+        tile_load<6>(panel, kOutputs);
+        tile_load<4>(x, kTileUnits);
+        tile_add_products<0, 4, 6>();
+        tile_load<7>(panel + kTileUnits, kOutputs);
+        tile_add_products<1, 4, 7>();
+        if (kIsDouble) tile_load<5>(x + x_stride, kTileUnits);
+        if (kIsDouble) tile_add_products<2, 5, 6>();
+        if (kIsDouble) tile_add_products<3, 5, 7>();
+    }
+    tile_store<0>(sums, kOutputs);
+    tile_store<1>(sums + kTileUnits, kOutputs);
+    if (kIsDouble) tile_store<2>(second, kOutputs);
+    if (kIsDouble) tile_store<3>(second + kTileUnits, kOutputs);
+}
+
+}  // namespace MINNOW_ISA
+
+#endif

@@ -1,0 +1,265 @@
+// one to sixteen rows times a matrix of any format, each weight read once and decoded in registers; FP32 sums
+//
+// A row's sums have the same order whatever rows stand beside it (up to where the layout of x changes, layout_for)
+// and whichever thread computes them.
+#pragma once
+
+#include "weight.h"
+
+namespace MINNOW_ISA {
+
+constexpr int64_t kMaxFewRows = 16;
+#if defined(__AVX512F__)
+constexpr int kRowsAtOnce = 8;  // by outputs_at_once outputs: sums that fit the registers
+#else
+constexpr int kRowsAtOnce = 4;
+#endif
+constexpr int64_t kItemBytes = 12 << 10;    // of weights that one item reads: about a microsecond
+constexpr int64_t kRowsBytes = 24 << 10;    // of x that stay in the first cache while the outputs of an item go by
+constexpr int64_t kPrefetchBytes = 16 << 10;  // the processor's own prefetcher loses short rows
+
+// How rows of x lie for a product with weights of a format.
+enum class Order : int64_t {
+    kPlain,    // as they are
+    kSplit,    // FP32, each 32 values with the even ones first
+    kNibbles,  // BF16 limbs, each 128 values in four groups of every fourth
+    kPairs,    // BF16, as they are
+};
+
+struct RowLayout {
+    Order order;
+    int64_t num_limbs;
+};
+
+// Sums over [start, end) chunks for kRows rows and kOutputs outputs, added to totals[output][row].
+struct FloatDot {
+    static constexpr int64_t kValues = kChunk;
+    static constexpr int outputs(int rows) { return rows <= 2 ? 4 : rows <= 4 || kRowsAtOnce == 8 ? 2 : 1; }
+
+    template <int kRows, int kOutputs, class Reader>
+    static inline void add(const Reader* readers, const float* const* x, int64_t start, int64_t end, int64_t,
+                           F* totals) {
+        F total[kOutputs][kRows];
+        for (int o = 0; o < kOutputs; ++o) {
+            for (int row = 0; row < kRows; ++row) total[o][row] = totals[o * kRows + row];
+        }
+        for (int64_t b = start; b < end; ++b) {
+            F first[kOutputs], second[kOutputs];
+            for (int o = 0; o < kOutputs; ++o) {
+                prefetch(readers[o].place(b) + kPrefetchBytes);
+                readers[o].read(b, first[o], second[o]);
+            }
+            for (int row = 0; row < kRows; ++row) {
+                const float* place = x[row] + b * kChunk;
+                const F x_first = load(place), x_second = load(place + kLanes);
+                for (int o = 0; o < kOutputs; ++o) {
+                    total[o][row] = fma(first[o], x_first, total[o][row]);
+                    total[o][row] = fma(second[o], x_second, total[o][row]);
+                }
+            }
+        }
+        for (int o = 0; o < kOutputs; ++o) {
+            for (int row = 0; row < kRows; ++row) totals[o * kRows + row] = total[o][row];
+        }
+    }
+
+    // What whole chunks leave, and the sum itself.
+    template <class Reader>
+    static inline float finish(const Reader& reader, const float* x, int64_t width, F total) {
+        float result = sum(total);
+        for (int64_t k = width / kChunk * kChunk; k < width; ++k) result += reader.at(k) * x[k];
+        return result;
+    }
+    static inline int64_t num_chunks(int64_t width) { return width / kChunk; }
+    static inline int64_t row_bytes_of(int64_t width) { return 4 * width; }
+};
+
+}  // namespace MINNOW_ISA
+
+#if defined(__AVX512BF16__)
+#include "matvec_bf16.h"
+#endif
+
+namespace MINNOW_ISA {
+
+inline RowLayout layout_for(const Weight& w, [[maybe_unused]] int64_t num_rows, [[maybe_unused]] bool is_bf16) {
+    const bool is_split = is_split_format(w.format);
+#if defined(__AVX512BF16__)
+    const int64_t whole = w.format == kNvfp4 ? 16 : 32;
+    if (is_split && w.width % whole == 0) {
+        if (is_bf16) return {Order::kNibbles, 1};
+        if (num_rows <= kMaxLimbRows) return {Order::kNibbles, 3};
+    }
+    if (is_bf16 && w.width % 32 == 0 && (w.format == kMxfp8 || w.format == kFp8 || w.format == kBf16)) {
+        return {Order::kPairs, 1};
+    }
+#endif
+    return {is_split ? Order::kSplit : Order::kPlain, 1};
+}
+
+inline bool is_same(RowLayout a, RowLayout b) { return a.order == b.order && a.num_limbs == b.num_limbs; }
+
+// Floats that a packed row takes; a plain one needs no packing.
+inline int64_t packed_floats(RowLayout layout, int64_t width) {
+    switch (layout.order) {
+        case Order::kPlain: return 0;
+        case Order::kSplit: return width;
+#if defined(__AVX512BF16__)
+        case Order::kNibbles: return nibble_floats(width, layout.num_limbs);
+        case Order::kPairs: return width / 2;
+#else
+        default: return 0;
+#endif
+    }
+    return 0;
+}
+
+inline void split_row(const float* x, int64_t width, float* out) {
+    int64_t k = 0;
+    for (; k + kChunk <= width; k += kChunk) {
+        for (int j = 0; j < kLanes; ++j) {
+            out[k + j] = x[k + 2 * j];
+            out[k + kLanes + j] = x[k + 2 * j + 1];
+        }
+    }
+    for (; k < width; ++k) out[k] = x[k];
+}
+
+// The row as the layout has it: out, or x itself where it is plain.
+inline const float* pack_row(RowLayout layout, const float* x, int64_t width, float* out) {
+    switch (layout.order) {
+        case Order::kPlain: return x;
+        case Order::kSplit: split_row(x, width, out); return out;
+#if defined(__AVX512BF16__)
+        case Order::kNibbles: pack_nibbles(x, width, layout.num_limbs, out); return out;
+        case Order::kPairs: pack_pairs(x, width, out); return out;
+#else
+        default: return x;
+#endif
+    }
+    return x;
+}
+
+// What becomes of a sum: rounded where activations are BF16, and added to what is there for a residual.
+struct Result {
+    float* y;
+    int64_t stride;
+    bool is_added;
+    bool is_bf16;
+
+    inline void put(int64_t row, int64_t output, float value) const {
+        float* place = y + row * stride + output;
+        value = is_bf16 ? round_to_bf16(value) : value;
+        if (is_added) value = is_bf16 ? round_to_bf16(*place + value) : *place + value;
+        *place = value;
+    }
+};
+
+// kRows rows times outputs [output, end); totals: [end - output][kRows] of scratch.
+template <class Dot, int kRows, class Reader, class Put>
+inline void multiply_rows(const Reader& reader, const float* const* x, int64_t output, int64_t end, int64_t row,
+                          F* totals, const Put& put) {
+    // Several outputs at once are as many chains of sums and streams of memory, and share what is read of x.
+    constexpr int kOutputs = Dot::outputs(kRows);
+    const int64_t width = reader.w->width, num_chunks = Dot::num_chunks(width), num_outputs = end - output;
+    const int64_t fitting = kRowsBytes / (kRows * Dot::row_bytes_of(Dot::kValues)), step = fitting < 1 ? 1 : fitting;
+    Reader readers[kOutputs];
+    for (int o = 0; o < kOutputs; ++o) readers[o] = reader;
+    for (int64_t i = 0; i < num_outputs * kRows; ++i) totals[i] = zero();
+    for (int64_t start = 0; start < num_chunks; start += step) {
+        const int64_t stop = start + step < num_chunks ? start + step : num_chunks;
+        int64_t at = 0;
+        for (; at + kOutputs <= num_outputs; at += kOutputs) {
+            for (int o = 0; o < kOutputs; ++o) readers[o].start(output + at + o);
+            Dot::template add<kRows, kOutputs>(readers, x, start, stop, width, totals + at * kRows);
+        }
+        for (; at < num_outputs; ++at) {
+            readers[0].start(output + at);
+            Dot::template add<kRows, 1>(readers, x, start, stop, width, totals + at * kRows);
+        }
+    }
+    for (int64_t at = 0; at < num_outputs; ++at) {
+        readers[0].start(output + at);
+        for (int i = 0; i < kRows; ++i) {
+            put(row + i, output + at, Dot::finish(readers[0], x[i], width, totals[at * kRows + i]));
+        }
+    }
+}
+
+template <class Dot, class Reader, class Put>
+inline void multiply_groups(Team& team, const Reader& reader, const float* const* x, int64_t num_rows, int64_t output,
+                            int64_t end, const Put& put) {
+    Scratch memory = team.scratch();
+    F* totals = memory.take<F>((end - output) * kRowsAtOnce);
+    for (int64_t row = 0; row < num_rows; row += kRowsAtOnce) {
+        const float* const* rows = x + row;
+        const int64_t left = num_rows - row;
+        switch (left < kRowsAtOnce ? left : kRowsAtOnce) {
+            case 1: multiply_rows<Dot, 1>(reader, rows, output, end, row, totals, put); break;
+            case 2: multiply_rows<Dot, 2>(reader, rows, output, end, row, totals, put); break;
+            case 3: multiply_rows<Dot, 3>(reader, rows, output, end, row, totals, put); break;
+            case 4: multiply_rows<Dot, 4>(reader, rows, output, end, row, totals, put); break;
+            case 5: multiply_rows<Dot, kRowsAtOnce < 5 ? 1 : 5>(reader, rows, output, end, row, totals, put); break;
+            case 6: multiply_rows<Dot, kRowsAtOnce < 6 ? 1 : 6>(reader, rows, output, end, row, totals, put); break;
+            case 7: multiply_rows<Dot, kRowsAtOnce < 7 ? 1 : 7>(reader, rows, output, end, row, totals, put); break;
+            default: multiply_rows<Dot, kRowsAtOnce>(reader, rows, output, end, row, totals, put); break;
+        }
+    }
+}
+
+// put(row, output, sum) for num_rows rows of x times outputs [output, end) of the weight, by the calling thread.
+// x: a pointer a row, packed in the layout. The weights of an item stay in the cache between groups of rows.
+template <class Put>
+inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] RowLayout layout, const float* const* x,
+                         int64_t num_rows, int64_t output, int64_t end, const Put& put) {
+    Scratch memory = team.scratch();
+    float* scratch = memory.take<float>(reader_scratch(w, end - output));
+    with_reader(w, scratch, [&](auto reader) {
+        reader.prepare(output, end - output);
+        prefetch_scales(w, end + (team.num_threads - 1) * (end - output), end - output);
+#if defined(__AVX512BF16__)
+        using Reader = decltype(reader);
+        if constexpr (Reader::kIsSplit) {
+            if (layout.order == Order::kNibbles) {
+                if (layout.num_limbs == 1) {
+                    multiply_groups<NibbleDot<1>>(team, reader, x, num_rows, output, end, put);
+                } else {
+                    Scratch inner = team.scratch();
+                    F* totals = inner.take<F>((end - output) * kMaxLimbRows);
+                    switch (num_rows) {
+                        case 1: return multiply_rows<NibbleDot<3>, 1>(reader, x, output, end, 0, totals, put);
+                        default: return multiply_rows<NibbleDot<3>, 2>(reader, x, output, end, 0, totals, put);
+                    }
+                }
+                return;
+            }
+        }
+        if constexpr (has_pairs<Reader>()) {
+            if (layout.order == Order::kPairs) {
+                multiply_groups<PairDot>(team, reader, x, num_rows, output, end, put);
+                return;
+            }
+        }
+#endif
+        multiply_groups<FloatDot>(team, reader, x, num_rows, output, end, put);
+    });
+}
+
+// Outputs that one item computes.
+inline int64_t outputs_per_item(const Weight& w) {
+    const int64_t outputs = kItemBytes / (row_bytes(w) + 1);
+    return outputs < 8 ? 8 : outputs / 4 * 4;
+}
+
+// Fetch what this thread reads first of a matrix that comes next: nothing before it can have done so.
+inline void prefetch_first(const Team& team, const Weight& w) {
+    const int64_t step = outputs_per_item(w), row = team.index * step;
+    if (row >= w.num_rows) return;
+    const uint8_t* place = w.codes + row * row_bytes(w);
+    for (int64_t i = 0; i < kPrefetchBytes; i += kCacheLine) prefetch(place + i);
+    prefetch_scales(w, row, step);
+}
+
+inline int64_t num_items(const Weight& w) { return (w.num_rows + outputs_per_item(w) - 1) / outputs_per_item(w); }
+
+}  // namespace MINNOW_ISA

@@ -1,0 +1,188 @@
+// the query rows of a step against keys of a paged cache: products
+//
+// What one row computes never depends on the rows beside it.
+#pragma once
+
+#include "key_pairs.h"
+
+namespace MINNOW_ISA {
+
+// As many rows and vectors of keys at once as registers allow.
+#if defined(__AVX512F__)
+constexpr int kProductRows = 4, kProductVectors = 2;
+#elif defined(__AVX2__)
+constexpr int kProductRows = 3, kProductVectors = 1;
+#else
+constexpr int kProductRows = 2, kProductVectors = 1;
+#endif
+
+// Some tokens of one sequence, rows [first, first + num_tokens) of the step.
+struct Span {
+    int64_t sequence, first, num_tokens;
+};
+
+struct Spans {
+    Span* spans;
+    int64_t num_spans;
+};
+
+inline Spans cut(Scratch& scratch, const Sequences& sequences, int64_t max_tokens) {
+    const int32_t* start = sequences.query_start;
+    Span* spans = scratch.take<Span>(sequences.num_tokens / max_tokens + sequences.num_sequences);
+    int64_t num_spans = 0;
+    for (int64_t s = 0; s < sequences.num_sequences; ++s) {
+        for (int64_t first = start[s]; first < start[s + 1]; first += max_tokens) {
+            spans[num_spans++] = {s, first, smaller(max_tokens, start[s + 1] - first)};
+        }
+    }
+    return {spans, num_spans};
+}
+
+inline const int32_t* table_of(const Sequences& sequences, const Span& span) {
+    return sequences.block_table + span.sequence * sequences.table_stride;
+}
+
+// The query rows of a span that share a key head, in the form that the products want: FP32 at the places of
+// decode_row, or, in the same four bytes, pairs of BF16 in the order of the keys' pairs.
+struct Queries {
+    const Cache* cache;  // of the keys
+    bool is_paired;
+    int64_t stride;
+    float* rows;
+};
+
+// Heads [head, head + num_heads) of each token, which lie q_stride floats apart. is_bf16: they hold BF16 values.
+inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& span, const float* q, int64_t q_stride,
+                            int64_t head, int64_t num_heads, bool is_bf16) {
+    const int64_t format = cache.format, width = cache.width, num_rows = span.num_tokens * num_heads;
+    const bool is_paired = is_bf16 && has_pairs(format, width);
+    const int64_t stride = is_paired ? width / 2 : round_up(width, kLanes);
+    float* place = scratch.take<float>(num_rows * stride);
+    const Queries queries = {&cache, is_paired, stride, place};
+    for (int64_t row = 0; row < num_rows; ++row, place += stride) {
+        const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
+        for (int64_t p = 0; p < stride; ++p) {
+            if (!is_paired) {
+                place[p] = p < width ? from[row_dim(format, width, p)] : 0.0f;
+                continue;
+            }
+            uint32_t low, high;
+            memcpy(&low, from + pair_dim(format, p), sizeof low);
+            memcpy(&high, from + pair_dim(format, p) + pair_distance(format), sizeof high);
+            high = low >> 16 | (high & 0xffff0000u);
+            memcpy(place + p, &high, sizeof high);
+        }
+    }
+    return queries;
+}
+
+// A strip of keys in the queries' form. For few rows pairs are not kept in a tile, but decoded in registers.
+struct Keys {
+    float* tile;    // [dims or pairs][32]
+    float* room;    // for rows on their way there
+    float* scales;  // [groups][32] of NVFP4 pairs
+    uint8_t* copy;  // of a strip
+    Rows rows;
+    bool has_tile;
+};
+
+inline Keys take_keys(Scratch& scratch, const Queries& queries) {
+    Keys keys = {};
+    keys.tile = scratch.take<float>(queries.stride * kStrip);
+    keys.scales = scratch.take<float>(queries.cache->width / 16 * kStrip);
+    keys.room = scratch.take<float>(kLanes * round_up(queries.cache->width, kLanes));
+    keys.copy = scratch.take<uint8_t>(strip_bytes(queries.cache->format, queries.cache->width));
+    return keys;
+}
+
+inline void decode_strip(const Queries& queries, const Rows& rows, int64_t num_rows, Keys& keys) {
+    keys.rows = whole_strip(rows, keys.copy);
+    keys.has_tile = !queries.is_paired || num_rows > kProductRows;
+    if (!queries.is_paired) return decode_keys(keys.rows, keys.room, keys.tile);
+#if defined(__AVX512BF16__)
+    if (rows.format == kNvfp4) {
+        decode_scales(keys.rows, keys.scales);
+        decode_scales(keys.rows.from(kLanes), keys.scales + kLanes);
+    }
+    if (keys.has_tile) decode_pairs(keys.rows, keys.tile);
+#endif
+}
+
+// s[r * s_stride + i] = factor * (query r . key i), in FP32. Groups of 16 dims are summed one by one: short chains.
+template <int kRows>
+inline void plain_products(const float* q, int64_t stride, const float* keys, float factor, float* s,
+                           int64_t s_stride) {
+    for (int64_t half = 0; half < kStrip; half += kProductVectors * kLanes) {
+        F totals[kRows][kProductVectors];
+        for (int r = 0; r < kRows; ++r) {
+            for (int j = 0; j < kProductVectors; ++j) totals[r][j] = zero();
+        }
+        for (int64_t start = 0; start < stride; start += 16) {
+            F sums[kRows][kProductVectors];
+            for (int r = 0; r < kRows; ++r) {
+                for (int j = 0; j < kProductVectors; ++j) sums[r][j] = zero();
+            }
+            for (int64_t d = start; d < start + 16; ++d) {
+                F key[kProductVectors];
+                for (int j = 0; j < kProductVectors; ++j) key[j] = load(keys + d * kStrip + half + j * kLanes);
+                for (int r = 0; r < kRows; ++r) {
+                    const F x = broadcast(q[r * stride + d]);
+                    for (int j = 0; j < kProductVectors; ++j) sums[r][j] = fma(x, key[j], sums[r][j]);
+                }
+            }
+            for (int r = 0; r < kRows; ++r) {
+                for (int j = 0; j < kProductVectors; ++j) totals[r][j] = totals[r][j] + sums[r][j];
+            }
+        }
+        for (int r = 0; r < kRows; ++r) {
+            for (int j = 0; j < kProductVectors; ++j) {
+                store(s + r * s_stride + half + j * kLanes, totals[r][j] * broadcast(factor));
+            }
+        }
+    }
+}
+
+// body(row, number of rows as a type) for groups of rows, the largest first.
+template <int kRows>
+struct Count {
+    static constexpr int value = kRows;
+};
+template <int kRows, class Body>
+inline void for_groups(int64_t row, int64_t num_rows, Body&& body) {
+    for (; row + kRows <= num_rows; row += kRows) body(row, Count<kRows>());
+    if constexpr (kRows > 1) {
+        if (row < num_rows) for_groups<kRows - 1>(row, num_rows, body);
+    }
+}
+
+// Scores of query rows [first, first + num_rows) with a strip.
+inline void score_strip(const Queries& queries, int64_t first, int64_t num_rows, Keys& keys, float factor, float* s,
+                        int64_t s_stride) {
+    const float* q = queries.rows + first * queries.stride;
+    const int64_t stride = queries.stride;
+#if defined(__AVX512BF16__)
+    const int64_t format = keys.rows.format;
+    if (queries.is_paired && !keys.has_tile) {
+        return for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+            constexpr int kRows = decltype(count)::value;
+            const auto multiply = format == kNvfp4 ? few_products<kRows, kNvfp4>
+                                  : format == kFp8 ? few_products<kRows, kFp8>
+                                                   : few_products<kRows, kBf16>;
+            multiply(keys.rows, q + row * stride, stride, keys.scales, factor, s + row * s_stride, s_stride);
+        });
+    }
+    if (queries.is_paired) {
+        return for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+            constexpr int kRows = decltype(count)::value;
+            const auto multiply = format == kNvfp4 ? tile_products<kRows, true> : tile_products<kRows, false>;
+            multiply(keys.tile, q + row * stride, stride, keys.scales, factor, s + row * s_stride, s_stride);
+        });
+    }
+#endif
+    for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+        plain_products<decltype(count)::value>(q + row * stride, stride, keys.tile, factor, s + row * s_stride,
+                                               s_stride);
+    });
+}
+
+}  // namespace MINNOW_ISA

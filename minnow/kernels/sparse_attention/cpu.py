@@ -1,0 +1,47 @@
+"""C++ for the CPU, through the native library"""
+
+import torch
+from torch import Tensor
+
+from minnow.formats.quantized import Weight
+from minnow.kernels import native, words
+from minnow.kernels.contract import Target
+
+
+def refusal(target: Target) -> str | None:
+    """Only a CPU."""
+    return None if target.kind == "cpu" else f"it computes on the CPU, this device is {target.kind}"
+
+
+def sparse_attention(
+    q: Tensor,
+    k_cache: Weight,
+    v_cache: Weight,
+    block_table: Tensor,
+    query_start: Tensor,
+    positions: Tensor,
+    blocks: Tensor,
+    scale: float,
+) -> Tensor:
+    """Softmax attention of each query over the visible keys of its chosen blocks; see reference.py.
+
+    A row's result does not depend on the rows beside it, nor on the number of threads.
+
+    Args:
+        q: bf16|f32 [T N H].
+        k_cache, v_cache: [B G L H].
+        block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T].
+        blocks: i32 [T G K], blocks of the sequence, -1 unused.
+        scale: of the products.
+
+    Returns:
+        same dtype as q [T N H]; zeros where no block is chosen.
+    """
+    plain, blocks = q.float().contiguous(), blocks.contiguous()
+    out = torch.empty(q.shape)
+    native.function("sparse_attention", "ppppppiifi")(
+        words.pack(*words.of_sequences(block_table, query_start, positions)), plain.data_ptr(),
+        words.pack(*words.of_cache(k_cache)), words.pack(*words.of_cache(v_cache)), blocks.data_ptr(), out.data_ptr(),
+        q.shape[1], blocks.shape[2], scale, q.dtype == torch.bfloat16,
+    )  # fmt: skip
+    return out.to(q.dtype)

@@ -1,0 +1,114 @@
+"""a decoder as one native call: the same weights, caches and constants, handed over once"""
+
+from collections.abc import Sequence
+
+import torch
+
+from minnow.cache.pool import LayerCache
+from minnow.kernels import words
+from minnow.kernels.decoder_step.cpu import LayerParts, ModelParts, NativeModel
+from minnow.kernels.registry import Kernels
+from minnow.model.decoder import Decoder, DecoderLayer
+from minnow.model.experts import GatedExperts, MixtureOfExperts
+from minnow.model.layers import HeadNormRope
+from minnow.model.step import StepInputs, StepOutput
+
+# The operations that the native call chains; where one of them was bound to something else, that is what is wanted.
+CHAINED = (
+    "embed norm linear qk_norm_rope kv_write index_score block_topk sparse_attention dense_attention route experts"
+).split()
+
+
+def refusal(kernels: Kernels) -> str | None:
+    """Why the native call cannot stand for the decoder; None where it can."""
+    if kernels.target.kind != "cpu":
+        return f"it computes on the CPU, this device is {kernels.target.kind}"
+    backend_by_op = {choice.op: choice.backend for choice in kernels.choices}
+    others = [f"{op}={backend_by_op[op]}" for op in CHAINED if backend_by_op[op] != "cpu"]
+    return f"--kernel-backends asks for {', '.join(others)}" if others else None
+
+
+class NativeStep:
+    """A StepFunction: one call into C++ for all layers; equal to the decoder it was made from."""
+
+    def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
+        """Take over a decoder's weights, which must be loaded, and the caches of all its layers."""
+        config = decoder.config
+        self._caches = caches
+        self._dtype = decoder.embed.dtype
+        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        self._model = NativeModel(
+            ModelParts(
+                layers=tuple(_layer_parts(layer, cache) for layer, cache in zip(layers, caches, strict=True)),
+                embedding=decoder.embed.weights[0],
+                norm=decoder.norm.weights[0],  # type: ignore[arg-type]
+                head=decoder.head.weights[0],
+                inv_freq=layers[0].attention.turn_q.inv_freq,
+                eps=config.rms_norm_eps,
+                offset=config.norm_offset,
+                scale=config.head_dim**-0.5,
+                num_blocks=config.sparse.num_blocks,
+                num_local_blocks=config.sparse.num_local_blocks,
+                num_init_blocks=config.sparse.num_init_blocks,
+                num_experts_per_token=config.num_experts_per_tok,
+                routed_scaling=config.routed_scaling_factor,
+                activation=words.of_activation(_any_experts(layers[0]).activation),
+                dtype=self._dtype,
+            )
+        )
+
+    def __call__(self, inputs: StepInputs, caches: Sequence[LayerCache]) -> StepOutput:
+        """Run one step; see Decoder.forward."""
+        assert caches is self._caches, "the native step writes to the caches that it was made with"
+        width = self._model.parts.norm.shape[0]
+        taps = [(layer, torch.empty(len(inputs.ids), width)) for layer in inputs.tap_layers]
+        overrides = None
+        if inputs.embeddings is not None:
+            assert inputs.embedding_rows is not None
+            overrides = (inputs.embedding_rows, inputs.embeddings.to(self._dtype).float().contiguous())
+        hidden, logits = self._model.step(
+            inputs.ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.query_start,
+            inputs.block_table,
+            inputs.logits_rows,
+            taps,
+            overrides,
+        )
+        return StepOutput(
+            hidden=hidden.to(self._dtype), logits=logits, taps=tuple(tap.to(self._dtype) for _, tap in taps)
+        )
+
+
+def _layer_parts(layer: DecoderLayer, cache: LayerCache) -> LayerParts:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    turns: list[HeadNormRope | None] = [attention.turn_q, attention.turn_k, None]
+    if attention.is_sparse:
+        turns += [attention.turn_index_q, attention.turn_index_k]
+    config = attention.config
+    head_dims = (config.head_dim,) * 3 + ((config.sparse.index_dim,) * 2 if attention.is_sparse else ())
+    is_moe = isinstance(feed_forward, MixtureOfExperts)
+    router = feed_forward.router.weights if isinstance(feed_forward, MixtureOfExperts) else ()
+    shared = feed_forward.shared if isinstance(feed_forward, MixtureOfExperts) else feed_forward
+    assert shared is None or isinstance(shared, GatedExperts)
+    return LayerParts(
+        attention_norm=layer.attention_norm.weights[0],  # type: ignore[arg-type]
+        projections=attention.project_in.weights,
+        head_norms=tuple(turn.weights[0] if turn and turn.weights else None for turn in turns),  # type: ignore[misc]
+        head_dims=head_dims,
+        project_out=attention.project_out.weights[0],
+        feed_forward_norm=layer.feed_forward_norm.weights[0],  # type: ignore[arg-type]
+        caches=(cache.k, cache.v, cache.index if attention.is_sparse else None),
+        gate=router[0] if is_moe else None,
+        bias=router[1] if len(router) > 1 else None,
+        experts=feed_forward.routed.table if isinstance(feed_forward, MixtureOfExperts) else (),
+        shared=None if shared is None else shared.table[0],
+    )
+
+
+def _any_experts(layer: DecoderLayer) -> GatedExperts:
+    part = layer.feed_forward
+    found = part.routed if isinstance(part, MixtureOfExperts) else part
+    assert isinstance(found, GatedExperts)
+    return found

@@ -1,0 +1,55 @@
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from minnow.bench.limit import Limits, measure_limits
+from minnow.kernels import native
+from minnow.kernels.limits import cpu
+
+
+@pytest.fixture(params=native.usable_instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("MINNOW_ISA", request.param)
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("num_bytes", [0, 256, 65536, 5 * 65536 + 768])
+def test_every_byte_is_read_once(isa: str, num_threads: int, num_bytes: int) -> None:
+    native.set_threads(num_threads)
+    data = torch.randint(256, (num_bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(num_bytes))
+    assert cpu.read_bytes(data) == sum(data.view(torch.int64).tolist()) % (1 << 64)
+    native.set_threads(1)
+
+
+def test_multiplications_are_counted_for_every_thread(isa: str) -> None:
+    native.set_threads(1)
+    alone = {kind: cpu.multiply(kind, 50) for kind in cpu.KINDS}
+    assert alone["f32"] > 0
+    assert (alone["bf16"] > 0) == (alone["int8"] > 0) == (isa in ("avx512", "amx"))
+    native.set_threads(2)
+    assert {kind: cpu.multiply(kind, 50) for kind in cpu.KINDS} == {kind: 2 * count for kind, count in alone.items()}
+    native.set_threads(1)
+
+
+def test_limits_are_measured_for_the_team_that_there_is() -> None:
+    limits = measure_limits(1)
+    assert (limits.num_threads, limits.instruction_set) == (1, native.instruction_set())
+    assert all(rate > 0 for rate in limits.operations_s.values())
+    assert limits.bytes_s(3 << 20) > 0
+    assert limits.bytes_s(3 << 20) == limits.bytes_s(4 << 20)  # measured once for both
+
+
+def test_work_takes_as_long_as_the_slower_of_its_bytes_and_its_arithmetic() -> None:
+    rates = {1 << 20: 100.0, 1 << 21: 50.0, 1 << 30: 10.0}
+    limits = Limits(num_threads=1, instruction_set="x", operations_s={"f32": 1e3, "int8": 1e9}, _bytes_s=rates)
+    assert limits.least_s(0, 1 << 20) == (1 << 20) / 100
+    assert limits.least_s(0, (1 << 20) + 1) == ((1 << 20) + 1) / 50
+    assert limits.least_s(0, 1 << 40) == (1 << 40) / 10
+    assert limits.least_s(1e9, 100) == 1e6  # exact values: int8 does not count

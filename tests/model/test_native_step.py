@@ -1,0 +1,127 @@
+"""the native call against the decoder on the references, step by step over one cache each"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from minnow.cache.layout import layout_of
+from minnow.cache.pool import Pool
+from minnow.checkpoint.load import fill, open_weights
+from minnow.formats.quantized import decode
+from minnow.kernels import native, registry
+from minnow.model.decoder import Decoder
+from minnow.model.native_step import NativeStep, refusal
+from minnow.model.step import StepInputs, StepOutput
+from tests.tiny import write_tiny
+
+_CPU = torch.device("cpu")
+
+
+class Pair:
+    """A decoder on the references and the native step of the same weights, each with a cache of its own."""
+
+    def __init__(self, directory: Path, activations: torch.dtype, cache_format: str, **tiny) -> None:
+        self.config = write_tiny(directory, **tiny)
+        reference = registry.bind(registry.target_of(_CPU), "*=reference")
+        self.decoder = Decoder(self.config, reference, activations, _CPU)
+        fill(self.decoder, open_weights(directory, self.config))
+        layout = layout_of(self.config, cache_format, cache_format)
+        self.block_size = layout.block_size
+        self.pools = Pool(layout, 40, _CPU), Pool(layout, 40, _CPU)
+        self.native = NativeStep(self.decoder, self.pools[1].layers)
+        self.generator = torch.Generator().manual_seed(5)
+
+    def inputs(self, sequences: list[tuple[int, int]]) -> StepInputs:
+        """Of each sequence (tokens before, tokens now); sequence s has pool blocks 1 + 10 s and up, shuffled."""
+        counts = [now for _, now in sequences]
+        positions = torch.cat([torch.arange(before, before + now) for before, now in sequences]).int()
+        owner = torch.repeat_interleave(torch.arange(len(sequences)), torch.tensor(counts))
+        table = torch.stack(
+            [torch.randperm(10, generator=torch.Generator().manual_seed(s)) + 1 + 10 * s for s in range(3)]
+        )
+        place = positions.long() // self.block_size
+        return StepInputs(
+            ids=torch.randint(0, 250, (sum(counts),), generator=self.generator, dtype=torch.int32),
+            positions=positions,
+            slots=table[owner, place] * self.block_size + positions.long() % self.block_size,
+            query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+            block_table=table[: len(sequences)].int(),
+            logits_rows=torch.tensor(counts).cumsum(0) - 1,
+            tap_layers=(0, 2),
+        )
+
+    def run(self, inputs: StepInputs) -> tuple[StepOutput, StepOutput]:
+        """What the decoder says, and the native step."""
+        return self.decoder(inputs, self.pools[0].layers), self.native(inputs, self.pools[1].layers)
+
+
+def _close(seen: StepOutput, expected: StepOutput, atol: float) -> None:
+    for a, b in zip(
+        (seen.logits, seen.hidden, *seen.taps), (expected.logits, expected.hidden, *expected.taps), strict=True
+    ):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert torch.allclose(a.float(), b.float(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("family", ["m3", "llama"])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_the_native_step_is_the_decoder(tmp_path, family, num_threads):
+    """FP32 all through: prefill, decode, a verify step, several sequences, and one that only just begins."""
+    before = native.num_threads()
+    native.set_threads(num_threads)
+    try:
+        pair = Pair(tmp_path, torch.float32, "f32", family=family, dtype="float32")
+        steps = [[(0, 37)], [(37, 1)], [(38, 5), (0, 17)], [(43, 1), (17, 1), (0, 16)], [(44, 1), (18, 20)]]
+        for step in steps:
+            expected, seen = pair.run(pair.inputs(step))
+            _close(seen, expected, 2e-5)
+    finally:
+        native.set_threads(before)
+
+
+def test_every_instruction_set_computes_the_same_step(tmp_path, monkeypatch):
+    for isa in native.usable_instruction_sets():
+        monkeypatch.setenv("MINNOW_ISA", isa)
+        native.instruction_set.cache_clear()
+        native.function.cache_clear()
+        pair = Pair(tmp_path / isa, torch.float32, "f32", formats={"experts": "nvfp4", "proj": "int4"}, dtype="float32")
+        for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
+            expected, seen = pair.run(pair.inputs(step))
+            _close(seen, expected, 2e-5)
+    monkeypatch.undo()
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()
+
+
+@pytest.mark.parametrize(("cache", "atol"), [("bf16", 0.03), ("fp8", 0.2), ("nvfp4", 0.3)])
+def test_bf16_activations_and_quantised_caches_differ_by_roundings_alone(tmp_path, cache, atol):
+    """A sum in another order may round to the neighbour, in an activation or in the cache; no more than that."""
+    pair = Pair(tmp_path, torch.bfloat16, cache, format="modelopt-nvfp4")
+    for step in ([(0, 33)], [(33, 1)], [(34, 2), (0, 16)]):
+        expected, seen = pair.run(pair.inputs(step))
+        _close(seen, expected, atol)
+    first, second = (pool.layers[0] for pool in pair.pools)
+    assert (decode(first.k) != decode(second.k)).float().mean() < 0.01  # before any sum of other sums
+
+
+def test_embeddings_stand_in_for_ids(tmp_path):
+    pair = Pair(tmp_path, torch.float32, "f32", dtype="float32")
+    inputs = pair.inputs([(0, 9)])
+    embeddings = torch.randn(2, pair.config.hidden_size, generator=pair.generator)
+    inputs = replace(inputs, embeddings=embeddings, embedding_rows=torch.tensor([1, 6]))
+    expected, seen = pair.run(inputs)
+    _close(seen, expected, 2e-5)
+
+
+def test_a_step_that_samples_nothing_has_no_logits(tmp_path):
+    pair = Pair(tmp_path, torch.float32, "f32", dtype="float32")
+    _, seen = pair.run(replace(pair.inputs([(0, 9)]), logits_rows=torch.tensor([], dtype=torch.int64)))
+    assert seen.logits.shape == (0, pair.config.vocab_size)
+
+
+def test_it_stands_aside_where_another_backend_is_asked_for():
+    target = registry.target_of(_CPU)
+    assert refusal(registry.bind(target)) is None
+    assert refusal(registry.bind(target, "experts=reference")) == "--kernel-backends asks for experts=reference"
