@@ -12,6 +12,7 @@ from minnow.arch.storage import storage_of
 from minnow.checkpoint import verify
 from minnow.checkpoint.parts import assemble
 from minnow.checkpoint.reader import Reader
+from minnow.checkpoint.resident import ResidentWeights
 from minnow.config.model import ModelConfig
 from minnow.core.errors import CheckpointError
 from minnow.core.log import Logger
@@ -23,11 +24,14 @@ CHECKED_SCALE_BYTES = 2**30
 class WeightSource:
     """The weights of an opened checkpoint, by our names."""
 
-    def __init__(self, reader: Reader, config: ModelConfig, device: torch.device) -> None:
+    def __init__(
+        self, reader: Reader, config: ModelConfig, device: torch.device, resident: ResidentWeights | None = None
+    ) -> None:
         """Use open_weights, which verifies first."""
         self.config = config
         self._reader = reader
         self._device = device
+        self._resident = resident
         self._modules = names.modules(config)
 
     @property
@@ -36,7 +40,9 @@ class WeightSource:
         return tuple(self._modules)
 
     def take(self, module: str) -> Weight:
-        """One weight; on the CPU its codes and scales share the file's memory, so never write to them.
+        """One weight; on the CPU its codes and scales share the file's memory unless it was opened to be eager.
+
+        Never write to them.
 
         Args:
             module: our name, such as "model.layers.3.self_attn.q_proj".
@@ -54,13 +60,18 @@ class WeightSource:
         specs = [spec for spec in names.tensors(found, self.config) if spec.part != "input_scale"]
         tensors = {spec.part: self._reader.read(spec.name) for spec in specs}
         weight = assemble(storage, tensors, module)
-        if self._device.type == "cpu":
-            return weight
-        return _move(weight, self._device)
+        if self._device.type != "cpu":
+            return _move(weight, self._device)
+        return weight if self._resident is None else self._resident.copy(weight)
 
 
-def open_weights(directory: Path, config: ModelConfig, device: torch.device | str = "cpu") -> WeightSource:
+def open_weights(
+    directory: Path, config: ModelConfig, device: torch.device | str = "cpu", *, is_eager: bool = False
+) -> WeightSource:
     """Verify a checkpoint against its configuration, then hand out its weights lazily.
+
+    Args:
+        is_eager: copy each weight that is taken into memory of huge pages (on a CPU).
 
     Names, shapes and dtypes are always checked. Scales are checked when all of them are at most 1 GiB; a larger
     checkpoint's would have to be read from disk whole, which `minnow verify --scales` does.
@@ -73,7 +84,11 @@ def open_weights(directory: Path, config: ModelConfig, device: torch.device | st
     verify.check(reader, config, scales=has_few)
     if not has_few:
         Logger("checkpoint").info("scales not checked", directory=directory, way="minnow verify --scales")
-    return WeightSource(reader, config, torch.device(device))
+    resident = None
+    if is_eager and torch.device(device).type == "cpu":
+        entries = [reader.entry(name) for name in reader.names]
+        resident = ResidentWeights(sum(entry.stop - entry.start for entry in entries), len(entries))
+    return WeightSource(reader, config, torch.device(device), resident)
 
 
 def fill(model: nn.Module, source: WeightSource, *, progress: Callable[[float], None] = lambda share: None) -> None:

@@ -19,6 +19,10 @@ class KernelConfig:
     num_threads: Annotated[
         int, Field("CPU threads; 0 takes what the affinity mask and the container allow", "threads", at_least=0)
     ] = 0
+    safetensors_load_strategy: Annotated[
+        Literal["auto", "lazy", "eager"],
+        Field("lazy maps weights from their files, eager copies them into huge pages; auto copies up to 8 GiB"),
+    ] = "auto"
     numa_bind: Annotated[bool, Field("keep threads and memory to the NUMA nodes of this rank")] = False
     numa_bind_nodes: Annotated[
         str, Field("NUMA node of each rank, for example 0 1; empty shares them out", takes_many=True)

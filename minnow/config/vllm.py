@@ -72,7 +72,7 @@ FLAGS: tuple[Row, ...] = (
         "--long-prefill-token-threshold", "--scheduler-reserve-full-isl", "--watermark", "--scheduling-policy",
         "--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--attention-config",
         "--host", "--port", "--max-logprobs", "--chat-template", "--shutdown-timeout",
-        "--numa-bind", "--numa-bind-nodes", "--numa-bind-cpus",
+        "--numa-bind", "--numa-bind-nodes", "--numa-bind-cpus", "--safetensors-load-strategy",
     ),
     _other("--gpu-memory-utilization", "a share of the memory of any device, the main memory of a CPU machine too"),
     _other("--kv-cache-memory-bytes", "takes units: 2GiB is binary, 2GB and 2G are decimal"),
@@ -97,7 +97,6 @@ FLAGS: tuple[Row, ...] = (
     *_ignored("one device scores every block itself", "--attention-config.indexer_decode_cp"),
     # weights and their whereabouts
     *_switches("no effect", "no code of a checkpoint is ever run", "--trust-remote-code"),
-    *_ignored("weights are read where they lie on disk", "--safetensors-load-strategy"),
     *_refused(
         "weights are read from safetensors; minnow convert reads GGUF", "--load-format",
         harmless=("auto", "safetensors"),

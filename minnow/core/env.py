@@ -18,7 +18,7 @@ VARIABLES = (
     Variable(name="MINNOW_HOME", meaning="where models are kept", default="~/.cache/minnow"),
     Variable(name="MINNOW_CHECK", meaning="1 checks dtypes and axes of every operation call", default="0"),
     Variable(name="MINNOW_NATIVE", meaning="folder of a _native/libminnow.so; empty takes the installed one"),
-    Variable(name="MINNOW_ISA", meaning="instruction set of CPU kernels: portable, avx2, avx512; empty is the best"),
+    Variable(name="MINNOW_ISA", meaning="instructions of CPU kernels: portable, avx2, avx512, amx; empty is the best"),
     Variable(
         name="PROMETHEUS_MULTIPROC_DIR",
         meaning="must not be set for `minnow serve`: its metrics are of one process, and would mix with others' there",

@@ -13,8 +13,9 @@ from tests.system.serving import MAIN, write_model
 
 pytestmark = pytest.mark.system
 
-# Two likeliest tokens this near to each other may change places: sums are taken in another order.
-CLOSE = 1e-3
+# Two likeliest tokens this near to each other may change places: sums are taken in another order, after which an
+# activation in BF16 may be rounded to a neighbour, 2^-8 of it away.
+CLOSE, CLOSE_IN_BF16 = 1e-3, 3e-2
 NUM_TOKENS = 16
 # Every prompt by itself and all together, around the ends of blocks of 16 tokens.
 PROMPT_LENGTHS = (1, 15, 16, 17, 100)
@@ -71,17 +72,24 @@ def expected(models: dict[str, str]) -> Answers:
     return _answers(models, native.usable_instruction_sets()[0], 1)
 
 
+@pytest.fixture(scope="module")
+def on_one_thread(models: dict[str, str]) -> Answers:
+    """Of the best build."""
+    return _answers(models, native.usable_instruction_sets()[-1], 1)
+
+
 def _check_same(seen: Answers, expected: Answers) -> None:
     """The same greedy tokens, up to the first choice between two that are as good as equally likely."""
     num_compared = 0
     for name, answers in expected.items():
+        close = CLOSE if name == "dense, int4" else CLOSE_IN_BF16
         for place, ((ids, tops), (other_ids, other_tops)) in enumerate(zip(seen[name], answers, strict=True)):
             for step, (token, other) in enumerate(zip(ids, other_ids, strict=True)):
                 (_, best), (_, second) = other_tops[step]
                 if token != other:
-                    assert best - second < CLOSE, f"{name}, prompt {place}, token {step}: {token} instead of {other}"
+                    assert best - second < close, f"{name}, prompt {place}, token {step}: {token} instead of {other}"
                     break
-                assert dict(tops[step])[token] == pytest.approx(best, abs=CLOSE), f"{name}, prompt {place}"
+                assert dict(tops[step])[token] == pytest.approx(best, abs=close), f"{name}, prompt {place}"
                 num_compared += 1
     assert num_compared > 0.8 * NUM_TOKENS * (len(PROMPT_LENGTHS) + 1) * len(expected)
 
@@ -92,10 +100,10 @@ def test_every_instruction_set_gives_the_same_tokens(models: dict[str, str], exp
 
 
 @pytest.mark.parametrize("num_threads", [2, 3])
-def test_any_number_of_threads_gives_the_same_tokens(
-    models: dict[str, str], expected: Answers, num_threads: int
+def test_any_number_of_threads_gives_the_same_bits(
+    models: dict[str, str], on_one_thread: Answers, num_threads: int
 ) -> None:
-    _check_same(_answers(models, native.usable_instruction_sets()[-1], num_threads), expected)
+    assert _answers(models, native.usable_instruction_sets()[-1], num_threads) == on_one_thread
 
 
 @pytest.mark.parametrize("isa", [*(set(native.built_instruction_sets()) - set(native.usable_instruction_sets())), "x"])

@@ -88,7 +88,7 @@ MINNOW_EXPORT(block_topk)
  int64_t num_table_blocks, int64_t num_blocks, int64_t block_size, int64_t num_local_blocks,
  int64_t num_init_blocks) {
     using namespace MINNOW_ISA;
-    run(num_tokens * num_heads * num_table_blocks > 20'000, [&](Team& team) {
+    run(num_tokens * num_heads * num_table_blocks > 200'000, [&](Team& team) {
         block_topk(team, static_cast<const float*>(scores), num_tokens, num_heads, num_table_blocks,
                    static_cast<const int32_t*>(positions), num_blocks, block_size, num_local_blocks, num_init_blocks,
                    static_cast<int32_t*>(blocks));

@@ -69,24 +69,24 @@ public:
 
     inline bool has(int64_t e) const {
         const int64_t count = groups_.start[e + 1] - groups_.start[e];
-        return count > 0 && count <= kMaxFewRows;
+        return count > 0 && count <= few_rows(is_bf16_);
     }
 
-    // x: for gate and for up a pointer a token, packed in its layout; inner [pairs, inner_stride].
-    void gate_and_up(Team& team, const RowLayout* layouts, const float* const* const* x, float* inner,
+    // x: for gate and for up a pointer a token, packed in its order; inner [pairs, inner_stride].
+    void gate_and_up(Team& team, const Order* orders, const float* const* const* x, float* inner,
                      int64_t inner_stride) const {
         int64_t total = 0;
         for (int64_t e = 0; e < num_experts_; ++e) total += has(e) ? items_of(e) : 0;
         team.for_each(total, [&](int64_t item) {
             int64_t e = 0;
             for (; !has(e) || item >= items_of(e); ++e) item -= has(e) ? items_of(e) : 0;
-            gate_and_up_item(team, e, item * inner_step(table_[e]), layouts, x, inner, inner_stride);
+            gate_and_up_item(team, e, item * inner_step(table_[e]), orders, x, inner, inner_stride);
         });
     }
 
-    // inner: a pointer a pair, packed in layout. Adds to sums [num_tokens, width], outputs [output, end), expert after
+    // inner: a pointer a pair, packed in order. Adds to sums [num_tokens, width], outputs [output, end), expert after
     // expert.
-    void down(Team& team, RowLayout layout, const float* const* inner, int64_t output, int64_t end, float* sums,
+    void down(Team& team, Order order, const float* const* inner, int64_t output, int64_t end, float* sums,
               int64_t sums_stride) const {
         for (int64_t e = 0; e < num_experts_; ++e) {
             if (!has(e)) continue;
@@ -94,7 +94,7 @@ public:
             const auto put = [&](int64_t row, int64_t at, float sum) {
                 sums[groups_.token[first + row] * sums_stride + at - output] += groups_.weight[first + row] * sum;
             };
-            multiply_few(team, table_[e].down, layout, inner + first, count, output, end, put);
+            multiply_few(team, table_[e].down, order, inner + first, count, output, end, put);
         }
     }
 
@@ -103,7 +103,7 @@ private:
         return (table_[e].gate.num_rows + inner_step(table_[e]) - 1) / inner_step(table_[e]);
     }
 
-    void gate_and_up_item(Team& team, int64_t e, int64_t output, const RowLayout* layouts,
+    void gate_and_up_item(Team& team, int64_t e, int64_t output, const Order* orders,
                           const float* const* const* x, float* inner, int64_t inner_stride) const {
         const Expert& expert = table_[e];
         const int64_t first = groups_.start[e], count = groups_.start[e + 1] - first, step = inner_step(expert);
@@ -115,7 +115,7 @@ private:
             const float* rows[kMaxFewRows];
             for (int64_t i = 0; i < count; ++i) rows[i] = x[part][groups_.token[first + i]];
             const auto put = [&](int64_t row, int64_t at, float sum) { sums[part][row * step + at - output] = sum; };
-            multiply_few(team, *parts[part], layouts[part], rows, count, output, end, put);
+            multiply_few(team, *parts[part], orders[part], rows, count, output, end, put);
         }
         for (int64_t i = 0; i < count; ++i) {
             float* gate = sums[0] + i * step;
@@ -145,12 +145,16 @@ static void many_tokens(Team& team, const Expert& expert, const Groups& groups, 
         const float* from = x + groups.token[first + i] * x_stride;
         for (int64_t k = 0; k < width; ++k) rows[i * width + k] = from[k];
     });
-    gemm(team, rows, width, count, &expert.gate, 1, gate, stride, false, is_bf16);
-    gemm(team, rows, width, count, &expert.up, 1, up, stride, false, is_bf16);
+    linear(team, rows, width, count, &expert.gate, 1, gate, stride, false, is_bf16);
+    linear(team, rows, width, count, &expert.up, 1, up, stride, false, is_bf16);
     team.for_each(count, [&](int64_t i) {
         activate(gate + i * stride, up + i * stride, stride, activation, is_bf16);
     });
-    gemm(team, gate, stride, count, &expert.down, 1, rows, width, false, false);
+    if (is_bf16) {
+        gemm(team, gate, stride, count, &expert.down, 1, rows, width, false, true, true);  // the sums, not rounded
+    } else {
+        linear(team, gate, stride, count, &expert.down, 1, rows, width, false, false);
+    }
     team.for_each(count, [&](int64_t i) {  // a token is in an expert's list once
         float* to = sums + groups.token[first + i] * width;
         for (int64_t k = 0; k < width; ++k) to[k] += groups.weight[first + i] * rows[i * width + k];
@@ -177,10 +181,9 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
                            memory.take<float>(num_pairs)};
     float* sums = memory.take<float>(num_tokens * width);
     float* inner = memory.take<float>(num_pairs * inner_stride);
-    const RowLayout outer[2] = {layout_for(table[0].gate, num_tokens, is_bf16),
-                                layout_for(table[0].up, num_tokens, is_bf16)};
-    const RowLayout middle = layout_for(table[0].down, num_tokens, is_bf16);
-    const bool is_shared = is_same(outer[0], outer[1]);
+    const Order outer[2] = {order_for(table[0].gate, is_bf16), order_for(table[0].up, is_bf16)};
+    const Order middle = order_for(table[0].down, is_bf16);
+    const bool is_shared = outer[0] == outer[1];
     const float** x_rows[2];
     float* packed_x[2];
     for (int part = 0; part < 2; ++part) {
@@ -210,7 +213,7 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
         few.down(team, middle, inner_rows, output, end, sums + output, width);
     });
     for (int64_t e = 0; e < num_experts; ++e) {
-        if (groups.start[e + 1] - groups.start[e] > kMaxFewRows) {
+        if (groups.start[e + 1] - groups.start[e] > few_rows(is_bf16)) {
             many_tokens(team, table[e], groups, e, x, x_stride, activation, sums, width, is_bf16);
         }
     }

@@ -9,17 +9,17 @@ static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_
                             int64_t num_weights, bool is_bf16, const Result& result) {
     const int64_t width = weights[0].width;
     constexpr int64_t kMaxWeights = 8;
-    RowLayout layouts[kMaxWeights];
+    Order orders[kMaxWeights];
     const float* rows[kMaxWeights][kMaxFewRows];
     int64_t total = 0;
     Scratch memory = team.scratch();
     for (int64_t i = 0; i < num_weights; ++i) {
-        layouts[i] = layout_for(weights[i], num_rows, is_bf16);
+        orders[i] = order_for(weights[i], is_bf16);
         total += num_items(weights[i]);
-        const bool is_packed = i > 0 && is_same(layouts[i], layouts[i - 1]);
+        const bool is_packed = i > 0 && orders[i] == orders[i - 1];
         for (int64_t row = 0; row < num_rows; ++row) {  // each thread for itself: cheaper than a barrier
-            float* space = is_packed ? nullptr : memory.take<float>(packed_floats(layouts[i], width));
-            rows[i][row] = is_packed ? rows[i - 1][row] : pack_row(layouts[i], x + row * x_stride, width, space);
+            float* space = is_packed ? nullptr : memory.take<float>(packed_floats(orders[i], width));
+            rows[i][row] = is_packed ? rows[i - 1][row] : pack_row(orders[i], x + row * x_stride, width, space);
         }
     }
     team.for_each(total, [&](int64_t item) {
@@ -31,18 +31,75 @@ static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_
         const Weight& w = weights[i];
         const int64_t step = outputs_per_item(w), output = item * step;
         const int64_t end = output + step < w.num_rows ? output + step : w.num_rows;
-        multiply_few(team, w, layouts[i], rows[i], num_rows, output, end,
+        multiply_few(team, w, orders[i], rows[i], num_rows, output, end,
                      [&](int64_t row, int64_t at, float sum) { result.put(row, start + at, sum); });
+    });
+}
+
+constexpr int64_t kPanelOutputs = 32;
+constexpr int64_t kPanelRows = 128;  // of x that one item multiplies with a panel
+
+// Outputs [output, end) decoded to FP32, in the order in which split rows of x have their values.
+static void fill_panel(Team& team, const Weight& w, int64_t output, int64_t end, float* panel) {
+    Scratch memory = team.scratch();
+    with_reader(w, memory.take<float>(reader_scratch(w, end - output)), [&](auto reader) {
+        reader.prepare(output, end - output);
+        for (int64_t at = output; at < end; ++at, panel += w.width) {
+            reader.start(at);
+            int64_t k = 0;
+            for (; k + kChunk <= w.width; k += kChunk) {
+                F first, second;
+                reader.read(k / kChunk, first, second);
+                store(panel + k, first);
+                store(panel + k + kLanes, second);
+            }
+            for (; k < w.width; ++k) panel[k] = reader.at(k);
+        }
+    });
+}
+
+// Many rows of FP32: panels of decoded weights, and then the same sums as for few rows, bit by bit.
+static void multiply_by_panels(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight& w,
+                               const Result& result) {
+    Scratch memory = team.shared();
+    const Order order = order_for(w, false);
+    const int64_t packed = packed_floats(order, w.width);
+    float* space = memory.take<float>(num_rows * packed);
+    if (packed != 0) {
+        team.for_each(num_rows, [&](int64_t row) {
+            pack_row(order, x + row * x_stride, w.width, space + row * packed);
+        });
+        x = space;
+        x_stride = packed;
+    }
+    const int64_t num_panels = (w.num_rows + kPanelOutputs - 1) / kPanelOutputs;
+    const int64_t num_groups = (num_rows + kPanelRows - 1) / kPanelRows;
+    team.for_each(num_panels * num_groups, [&](int64_t item) {
+        const int64_t output = item % num_panels * kPanelOutputs, row = item / num_panels * kPanelRows;
+        const int64_t end = output + kPanelOutputs < w.num_rows ? output + kPanelOutputs : w.num_rows;
+        const int64_t count = row + kPanelRows < num_rows ? kPanelRows : num_rows - row;
+        Scratch own = team.scratch();
+        float* panel = own.take<float>(kPanelOutputs * w.width);
+        fill_panel(team, w, output, end, panel);
+        const float* rows[kPanelRows];
+        for (int64_t i = 0; i < count; ++i) rows[i] = x + (row + i) * x_stride;
+        const Weight view = {kF32, end - output, w.width, reinterpret_cast<const uint8_t*>(panel), nullptr, nullptr, 1.0};
+        const auto put = [&](int64_t i, int64_t at, float sum) { result.put(row + i, output + at, sum); };
+        multiply_groups<FloatDot>(team, PlainReader<float>(view, nullptr), rows, count, 0, end - output, put);
     });
 }
 
 void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
             float* y, int64_t y_stride, bool is_added, bool is_bf16) {
     if (num_rows == 0 || num_weights == 0) return;
-    if (num_rows <= kMaxFewRows) {
+    if (num_rows <= few_rows(is_bf16)) {
         multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, {y, y_stride, is_added, is_bf16});
-    } else {
+    } else if (is_bf16) {
         gemm(team, x, x_stride, num_rows, weights, num_weights, y, y_stride, is_added, is_bf16);
+    } else {
+        for (int64_t i = 0; i < num_weights; y += weights[i].num_rows, ++i) {
+            multiply_by_panels(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
+        }
     }
 }
 

@@ -18,8 +18,8 @@ def refusal(target: Target) -> str | None:
 def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = None) -> Tensor:
     """y = x @ concat(weights)^T; see reference.py.
 
-    A row's sums are the same bits whatever rows stand beside it, as long as there are one or two of them, three to
-    sixteen, or more: the three ways to compute differ in the order of FP32 sums (docs/decisions/0009).
+    A row of FP32 gives the same bits whatever rows stand beside it; one of BF16 does among up to eight rows, and among
+    more.
     """
     for weight in weights:
         assert weight.shape[1] == x.shape[1], f"a weight of width {weight.shape[1]} meets rows of {x.shape[1]}"

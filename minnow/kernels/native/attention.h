@@ -14,46 +14,52 @@ namespace MINNOW_ISA {
 constexpr int64_t kPanel = 128;
 
 #if defined(__AVX512F__)
-constexpr int kSumRows = 4, kSumVectors = 4;
+constexpr int kSumRows = 4, kSumVectors = 4, kFewRows = 4;
 #elif defined(__AVX2__)
-constexpr int kSumRows = 2, kSumVectors = 2;
+constexpr int kSumRows = 2, kSumVectors = 2, kFewRows = 0;
 #else
-constexpr int kSumRows = 1, kSumVectors = 2;
+constexpr int kSumRows = 1, kSumVectors = 2, kFewRows = 0;
 #endif
 
-// sums[r] += weights[r, i] * values[i] over num_keys tokens i; the rows of sums and values are `width` floats.
+// sums[r] += weights[r * 128 + i] * values[i] over num_keys tokens i; the rows of sums and values are `width` floats.
 template <int kRows, int kVectors>
-inline void add_columns(const float* weights, int64_t weight_stride, const float* values, int64_t num_keys,
-                        int64_t width, float* sums) {
+inline void add_columns(const float* weights, const float* values, int64_t num_keys, int64_t width, float* sums) {
     F totals[kRows][kVectors];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) totals[r][j] = load(sums + r * width + j * kLanes);
     }
     for (int64_t i = 0; i < num_keys; ++i, values += width) {
         F v[kVectors];
+#pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) v[j] = load(values + j * kLanes);
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-            const F weight = broadcast(weights[r * weight_stride + i]);
+            const F weight = broadcast(weights[r * kPanel + i]);
+#pragma GCC unroll 8
             for (int j = 0; j < kVectors; ++j) totals[r][j] = fma(weight, v[j], totals[r][j]);
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
         for (int j = 0; j < kVectors; ++j) store(sums + r * width + j * kLanes, totals[r][j]);
     }
 }
 
-inline void add_values(const float* weights, int64_t num_rows, int64_t weight_stride, const float* values,
-                       int64_t num_keys, int64_t width, float* sums) {
+inline void add_values(const float* weights, int64_t num_rows, const float* values, int64_t num_keys, int64_t width,
+                       float* sums) {
     for_groups<kSumRows>(0, num_rows, [&](int64_t row, auto count) {
         constexpr int kRows = decltype(count)::value;
-        const float* w = weights + row * weight_stride;
+        const float* w = weights + row * kPanel;
         float* place = sums + row * width;
         int64_t d = 0;
         for (; d + kSumVectors * kLanes <= width; d += kSumVectors * kLanes) {
-            add_columns<kRows, kSumVectors>(w, weight_stride, values + d, num_keys, width, place + d);
+            add_columns<kRows, kSumVectors>(w, values + d, num_keys, width, place + d);
         }
         for (; d < width; d += kLanes) {
-            add_columns<kRows, 1>(w, weight_stride, values + d, num_keys, width, place + d);
+            add_columns<kRows, 1>(w, values + d, num_keys, width, place + d);
         }
     });
 }
@@ -62,29 +68,35 @@ inline void add_values(const float* weights, int64_t num_rows, int64_t weight_st
 // The same for few rows and values in their own order, which are decoded in registers. `room` is for a strip that
 // holds an FP8 NaN.
 template <int kRows, int64_t kFormat>
-__attribute__((noinline)) inline void add_few(const float* weights, int64_t weight_stride, const Rows& values,
-                                              int64_t num_keys, float* room, float* sums) {
+__attribute__((noinline)) inline void add_few(const float* weights, const Rows& values, int64_t num_keys, float* room,
+                                              float* sums) {
     const int64_t width = values.width;
     for (int64_t d = 0; d < width; d += 64) {
         ValueReader<kFormat> reader;
         F totals[kRows][4];
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
             for (int j = 0; j < 4; ++j) totals[r][j] = load(sums + r * width + d + j * kLanes);
         }
         for (int64_t i = 0; i < num_keys; ++i) {
             F v[4];
             reader.read(values, i, d, v);
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-                const F weight = broadcast(weights[r * weight_stride + i]);
+                const F weight = broadcast(weights[r * kPanel + i]);
+#pragma GCC unroll 8
                 for (int j = 0; j < 4; ++j) totals[r][j] = fma(weight, v[j], totals[r][j]);
             }
         }
         if (reader.nans != 0) {
             decode_values(values, num_keys, room);
-            add_columns<kRows, 4>(weights, weight_stride, room + d, num_keys, width, sums + d);
+            add_columns<kRows, 4>(weights, room + d, num_keys, width, sums + d);
             continue;
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
             for (int j = 0; j < 4; ++j) store(sums + r * width + d + j * kLanes, totals[r][j]);
         }
     }
@@ -92,21 +104,21 @@ __attribute__((noinline)) inline void add_few(const float* weights, int64_t weig
 #endif
 
 // sums[r] += weights[r, i] * value i over the first num_keys of `values`. room: num_keys decoded values.
-inline void add_strip(const float* weights, int64_t num_rows, int64_t weight_stride, const Rows& values,
-                      int64_t num_keys, float* room, float* sums) {
+inline void add_strip(const float* weights, int64_t num_rows, const Rows& values, int64_t num_keys, float* room,
+                      float* sums) {
 #if defined(__AVX512F__)
-    if (num_rows <= kSumRows && has_own_order(values.format, values.width)) {
-        return for_groups<kSumRows>(0, num_rows, [&](int64_t, auto count) {
+    if (num_rows <= kFewRows && has_own_order(values.format, values.width)) {
+        return for_groups<kFewRows>(0, num_rows, [&](int64_t, auto count) {
             constexpr int kRows = decltype(count)::value;
             const auto add = values.format == kNvfp4 ? add_few<kRows, kNvfp4>
                              : values.format == kFp8 ? add_few<kRows, kFp8>
                                                      : add_few<kRows, kBf16>;
-            add(weights, weight_stride, values, num_keys, room, sums);
+            add(weights, values, num_keys, room, sums);
         });
     }
 #endif
     decode_values(values, num_keys, room);
-    add_values(weights, num_rows, weight_stride, room, num_keys, round_up(values.width, kLanes), sums);
+    add_values(weights, num_rows, room, num_keys, round_up(values.width, kLanes), sums);
 }
 
 // What some rows have seen so far: each one's largest score, sum of weights relative to it, and weighted values, in
@@ -239,11 +251,10 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
                    int64_t next_block, const State& state) {
     Scratch scratch = team.scratch();
     const int64_t num_heads = attention.num_heads, num_rows = num_tokens * num_heads;
-    const int64_t value_strip = num_rows <= kSumRows ? kStrip : 2 * kStrip;
+    const int64_t value_strip = num_rows <= kFewRows ? kStrip : 2 * kStrip;
     int64_t num_keys = 0;
     for (int64_t i = 0; i < num_tokens; ++i) num_keys = larger(num_keys, counts[i]);
-    const int64_t stride = round_up(num_keys, kStrip);
-    float* s = scratch.take<float>(num_rows * stride);
+    float* s = scratch.take<float>(num_rows * kPanel);
     Keys keys = take_keys(scratch, queries);
     float* room = scratch.take<float>(value_strip * state.width);
     for (int64_t i = 0; i < num_keys; i += kStrip) {
@@ -252,11 +263,11 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
         for (int64_t t = 0, end; t < num_tokens; t = end) {  // runs of tokens that lie side by side
             for (end = t + 1; end < num_tokens && tokens[end] == tokens[end - 1] + 1;) ++end;
             score_strip(queries, tokens[t] * num_heads, (end - t) * num_heads, keys, attention.factor,
-                        s + t * num_heads * stride + i, stride);
+                        s + t * num_heads * kPanel + i, kPanel);
         }
     }
     for (int64_t i = 0; i < num_rows; ++i) {
-        soften(s + i * stride, counts[i / num_heads], num_keys, attention.lift, state.from(i));
+        soften(s + i * kPanel, counts[i / num_heads], num_keys, attention.lift, state.from(i));
     }
     for (int64_t i = 0; i < num_keys; i += value_strip) {
         const int64_t num_here = smaller(value_strip, num_keys - i);
@@ -264,7 +275,7 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
             const Rows next = rows_of(*attention.k, next_block, head, i);
             ask_for(next, smaller(value_strip, next.num_rows));
         }
-        add_strip(s + i, num_rows, stride, rows_of(*attention.v, block, head, first + i), num_here, room, state.values);
+        add_strip(s + i, num_rows, rows_of(*attention.v, block, head, first + i), num_here, room, state.values);
     }
 }
 

@@ -113,10 +113,12 @@ __attribute__((noinline)) inline void few_products(const Rows& keys, const float
     for (int64_t first = 0; first < kStrip; first += kLanes, s += kLanes) {
         PairReader<kFormat> reader = {keys.codes_of(first), keys.stride};
         __m512 totals[kRows], sums[kRows];
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) totals[r] = _mm512_setzero_ps();
         const float* scale = scales + first;
         for (int64_t p = 0; p < stride; p += reader.kStepPairs) {
             reader.visit(p, [&](int i, __m512i two) __attribute__((always_inline)) {
+#pragma GCC unroll 8
                 for (int r = 0; r < kRows; ++r) {
                     if (i % kGroupPairs == 0) sums[r] = _mm512_setzero_ps();
                     sums[r] = add_pair(sums[r], q + r * stride + p + i, two);
@@ -127,6 +129,7 @@ __attribute__((noinline)) inline void few_products(const Rows& keys, const float
                 if (i % kGroupPairs == kGroupPairs - 1) scale += kStrip;
             });
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             _mm512_storeu_ps(s + r * s_stride, _mm512_mul_ps(totals[r], _mm512_set1_ps(factor)));
         }
@@ -138,20 +141,25 @@ template <int kRows, bool kHasScales>
 __attribute__((noinline)) inline void tile_products(const float* pairs, const float* q, int64_t stride,
                                                     const float* scales, float factor, float* s, int64_t s_stride) {
     __m512 totals[kRows][2];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
     for (int64_t group = 0; group < stride / kGroupPairs; ++group, scales += kStrip, q += kGroupPairs) {
         __m512 sums[kRows][2];
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int i = 0; i < kGroupPairs; ++i, pairs += kStrip) {
             const __m512bh a = (__m512bh)_mm512_loadu_si512(pairs), b = (__m512bh)_mm512_loadu_si512(pairs + kLanes);
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
                 const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(q[r * stride + i]));
                 sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, a);
                 sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b);
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
             for (int h = 0; h < 2; ++h) {
                 totals[r][h] = kHasScales
                                    ? _mm512_fmadd_ps(sums[r][h], _mm512_loadu_ps(scales + h * kLanes), totals[r][h])
@@ -159,6 +167,7 @@ __attribute__((noinline)) inline void tile_products(const float* pairs, const fl
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
         _mm512_storeu_ps(s + r * s_stride, _mm512_mul_ps(totals[r][0], _mm512_set1_ps(factor)));
         _mm512_storeu_ps(s + r * s_stride + kLanes, _mm512_mul_ps(totals[r][1], _mm512_set1_ps(factor)));

@@ -1,7 +1,6 @@
-// one to sixteen rows times a matrix of any format, each weight read once and decoded in registers; FP32 sums
+// a few rows times a matrix of any format, each weight read once and decoded in registers; FP32 sums
 //
-// A row's sums have the same order whatever rows stand beside it (up to where the layout of x changes, layout_for)
-// and whichever thread computes them.
+// A row's sums have the same order whatever rows stand beside it and whichever thread computes them.
 #pragma once
 
 #include "weight.h"
@@ -9,6 +8,15 @@
 namespace MINNOW_ISA {
 
 constexpr int64_t kMaxFewRows = 16;
+
+// Rows up to which each weight is decoded for a few rows at a time; more go through panels (gemm.h).
+inline int64_t few_rows([[maybe_unused]] bool is_bf16) {
+#if defined(__AVX512BF16__)
+    if (is_bf16) return 8;  // panels of BF16 pay earlier
+#endif
+    return kMaxFewRows;
+}
+
 #if defined(__AVX512F__)
 constexpr int kRowsAtOnce = 8;  // by outputs_at_once outputs: sums that fit the registers
 #else
@@ -22,17 +30,13 @@ constexpr int64_t kPrefetchBytes = 16 << 10;  // the processor's own prefetcher 
 enum class Order : int64_t {
     kPlain,    // as they are
     kSplit,    // FP32, each 32 values with the even ones first
-    kNibbles,  // BF16 limbs, each 128 values in four groups of every fourth
+    kNibbles,  // BF16, each 128 values in four groups of every fourth
     kPairs,    // BF16, as they are
-};
-
-struct RowLayout {
-    Order order;
-    int64_t num_limbs;
 };
 
 // Sums over [start, end) chunks for kRows rows and kOutputs outputs, added to totals[output][row].
 struct FloatDot {
+    static constexpr bool kHasTail = true;
     static constexpr int64_t kValues = kChunk;
     static constexpr int outputs(int rows) { return rows <= 2 ? 4 : rows <= 4 || kRowsAtOnce == 8 ? 2 : 1; }
 
@@ -40,36 +44,41 @@ struct FloatDot {
     static inline void add(const Reader* readers, const float* const* x, int64_t start, int64_t end, int64_t,
                            F* totals) {
         F total[kOutputs][kRows];
+#pragma GCC unroll 8
         for (int o = 0; o < kOutputs; ++o) {
+#pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) total[o][row] = totals[o * kRows + row];
         }
         for (int64_t b = start; b < end; ++b) {
             F first[kOutputs], second[kOutputs];
+#pragma GCC unroll 8
             for (int o = 0; o < kOutputs; ++o) {
                 prefetch(readers[o].place(b) + kPrefetchBytes);
                 readers[o].read(b, first[o], second[o]);
             }
+#pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) {
                 const float* place = x[row] + b * kChunk;
                 const F x_first = load(place), x_second = load(place + kLanes);
+#pragma GCC unroll 8
                 for (int o = 0; o < kOutputs; ++o) {
                     total[o][row] = fma(first[o], x_first, total[o][row]);
                     total[o][row] = fma(second[o], x_second, total[o][row]);
                 }
             }
         }
+#pragma GCC unroll 8
         for (int o = 0; o < kOutputs; ++o) {
+#pragma GCC unroll 8
             for (int row = 0; row < kRows; ++row) totals[o * kRows + row] = total[o][row];
         }
     }
 
-    // What whole chunks leave, and the sum itself.
     template <class Reader>
-    static inline float finish(const Reader& reader, const float* x, int64_t width, F total) {
-        float result = sum(total);
-        for (int64_t k = width / kChunk * kChunk; k < width; ++k) result += reader.at(k) * x[k];
-        return result;
+    static constexpr bool has_rest() {
+        return false;
     }
+
     static inline int64_t num_chunks(int64_t width) { return width / kChunk; }
     static inline int64_t row_bytes_of(int64_t width) { return 4 * width; }
 };
@@ -82,30 +91,22 @@ struct FloatDot {
 
 namespace MINNOW_ISA {
 
-inline RowLayout layout_for(const Weight& w, [[maybe_unused]] int64_t num_rows, [[maybe_unused]] bool is_bf16) {
-    const bool is_split = is_split_format(w.format);
+inline Order order_for(const Weight& w, [[maybe_unused]] bool is_bf16) {
 #if defined(__AVX512BF16__)
-    const int64_t whole = w.format == kNvfp4 ? 16 : 32;
-    if (is_split && w.width % whole == 0) {
-        if (is_bf16) return {Order::kNibbles, 1};
-        if (num_rows <= kMaxLimbRows) return {Order::kNibbles, 3};
-    }
-    if (is_bf16 && w.width % 32 == 0 && (w.format == kMxfp8 || w.format == kFp8 || w.format == kBf16)) {
-        return {Order::kPairs, 1};
-    }
+    if (is_bf16 && is_split_format(w.format)) return Order::kNibbles;
+    const bool has_exact_pairs = w.format == kMxfp8 || w.format == kFp8 || w.format == kBf16;
+    if (is_bf16 && has_exact_pairs && w.width % kChunk == 0) return Order::kPairs;
 #endif
-    return {is_split ? Order::kSplit : Order::kPlain, 1};
+    return is_split_format(w.format) ? Order::kSplit : Order::kPlain;
 }
 
-inline bool is_same(RowLayout a, RowLayout b) { return a.order == b.order && a.num_limbs == b.num_limbs; }
-
 // Floats that a packed row takes; a plain one needs no packing.
-inline int64_t packed_floats(RowLayout layout, int64_t width) {
-    switch (layout.order) {
+inline int64_t packed_floats(Order order, int64_t width) {
+    switch (order) {
         case Order::kPlain: return 0;
         case Order::kSplit: return width;
 #if defined(__AVX512BF16__)
-        case Order::kNibbles: return nibble_floats(width, layout.num_limbs);
+        case Order::kNibbles: return nibble_floats(width);
         case Order::kPairs: return width / 2;
 #else
         default: return 0;
@@ -125,13 +126,13 @@ inline void split_row(const float* x, int64_t width, float* out) {
     for (; k < width; ++k) out[k] = x[k];
 }
 
-// The row as the layout has it: out, or x itself where it is plain.
-inline const float* pack_row(RowLayout layout, const float* x, int64_t width, float* out) {
-    switch (layout.order) {
+// The row in that order: out, or x itself where it is plain.
+inline const float* pack_row(Order order, const float* x, int64_t width, float* out) {
+    switch (order) {
         case Order::kPlain: return x;
         case Order::kSplit: split_row(x, width, out); return out;
 #if defined(__AVX512BF16__)
-        case Order::kNibbles: pack_nibbles(x, width, layout.num_limbs, out); return out;
+        case Order::kNibbles: pack_nibbles(x, width, out); return out;
         case Order::kPairs: pack_pairs(x, width, out); return out;
 #else
         default: return x;
@@ -155,6 +156,14 @@ struct Result {
     }
 };
 
+// What whole chunks leave of the width.
+template <class Reader>
+inline float tail(const Reader& reader, const float* x, int64_t width) {
+    float result = 0.0f;
+    for (int64_t k = width / kChunk * kChunk; k < width; ++k) result += reader.at(k) * x[k];
+    return result;
+}
+
 // kRows rows times outputs [output, end); totals: [end - output][kRows] of scratch.
 template <class Dot, int kRows, class Reader, class Put>
 inline void multiply_rows(const Reader& reader, const float* const* x, int64_t output, int64_t end, int64_t row,
@@ -164,12 +173,14 @@ inline void multiply_rows(const Reader& reader, const float* const* x, int64_t o
     const int64_t width = reader.w->width, num_chunks = Dot::num_chunks(width), num_outputs = end - output;
     const int64_t fitting = kRowsBytes / (kRows * Dot::row_bytes_of(Dot::kValues)), step = fitting < 1 ? 1 : fitting;
     Reader readers[kOutputs];
+#pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) readers[o] = reader;
     for (int64_t i = 0; i < num_outputs * kRows; ++i) totals[i] = zero();
     for (int64_t start = 0; start < num_chunks; start += step) {
         const int64_t stop = start + step < num_chunks ? start + step : num_chunks;
         int64_t at = 0;
         for (; at + kOutputs <= num_outputs; at += kOutputs) {
+#pragma GCC unroll 8
             for (int o = 0; o < kOutputs; ++o) readers[o].start(output + at + o);
             Dot::template add<kRows, kOutputs>(readers, x, start, stop, width, totals + at * kRows);
         }
@@ -178,11 +189,23 @@ inline void multiply_rows(const Reader& reader, const float* const* x, int64_t o
             Dot::template add<kRows, 1>(readers, x, start, stop, width, totals + at * kRows);
         }
     }
-    for (int64_t at = 0; at < num_outputs; ++at) {
-        readers[0].start(output + at);
-        for (int i = 0; i < kRows; ++i) {
-            put(row + i, output + at, Dot::finish(readers[0], x[i], width, totals[at * kRows + i]));
+    if constexpr (Dot::template has_rest<Reader>()) {
+        for (int64_t at = 0; at < num_outputs; ++at) {
+            readers[0].start(output + at);
+            for (int i = 0; i < kRows; ++i) Dot::complete(readers[0], x[i], width, totals[at * kRows + i]);
         }
+    }
+    for (int64_t at = 0; at < num_outputs; ++at) {
+        float sums[kRows + 3];
+        const F* place = totals + at * kRows;
+        int i = 0;
+        for (; i + 4 <= kRows; i += 4) sum_four(place[i], place[i + 1], place[i + 2], place[i + 3], sums + i);
+        for (; i < kRows; ++i) sums[i] = sum(place[i]);
+        if (Dot::kHasTail && width % kChunk != 0) {  // not where codes come in blocks
+            readers[0].start(output + at);
+            for (i = 0; i < kRows; ++i) sums[i] += tail(readers[0], x[i], width);
+        }
+        for (i = 0; i < kRows; ++i) put(row + i, output + at, sums[i]);
     }
 }
 
@@ -208,9 +231,9 @@ inline void multiply_groups(Team& team, const Reader& reader, const float* const
 }
 
 // put(row, output, sum) for num_rows rows of x times outputs [output, end) of the weight, by the calling thread.
-// x: a pointer a row, packed in the layout. The weights of an item stay in the cache between groups of rows.
+// x: a pointer a row, packed in the order. The weights of an item stay in the cache between groups of rows.
 template <class Put>
-inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] RowLayout layout, const float* const* x,
+inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] Order order, const float* const* x,
                          int64_t num_rows, int64_t output, int64_t end, const Put& put) {
     Scratch memory = team.scratch();
     float* scratch = memory.take<float>(reader_scratch(w, end - output));
@@ -220,25 +243,10 @@ inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] RowLayout
 #if defined(__AVX512BF16__)
         using Reader = decltype(reader);
         if constexpr (Reader::kIsSplit) {
-            if (layout.order == Order::kNibbles) {
-                if (layout.num_limbs == 1) {
-                    multiply_groups<NibbleDot<1>>(team, reader, x, num_rows, output, end, put);
-                } else {
-                    Scratch inner = team.scratch();
-                    F* totals = inner.take<F>((end - output) * kMaxLimbRows);
-                    switch (num_rows) {
-                        case 1: return multiply_rows<NibbleDot<3>, 1>(reader, x, output, end, 0, totals, put);
-                        default: return multiply_rows<NibbleDot<3>, 2>(reader, x, output, end, 0, totals, put);
-                    }
-                }
-                return;
-            }
+            if (order == Order::kNibbles) return multiply_groups<NibbleDot>(team, reader, x, num_rows, output, end, put);
         }
         if constexpr (has_pairs<Reader>()) {
-            if (layout.order == Order::kPairs) {
-                multiply_groups<PairDot>(team, reader, x, num_rows, output, end, put);
-                return;
-            }
+            if (order == Order::kPairs) return multiply_groups<PairDot>(team, reader, x, num_rows, output, end, put);
         }
 #endif
         multiply_groups<FloatDot>(team, reader, x, num_rows, output, end, put);
@@ -252,7 +260,7 @@ inline int64_t outputs_per_item(const Weight& w) {
 }
 
 // Fetch what this thread reads first of a matrix that comes next: nothing before it can have done so.
-inline void prefetch_first(const Team& team, const Weight& w) {
+__attribute__((always_inline)) inline void prefetch_first(const Team& team, const Weight& w) {
     const int64_t step = outputs_per_item(w), row = team.index * step;
     if (row >= w.num_rows) return;
     const uint8_t* place = w.codes + row * row_bytes(w);

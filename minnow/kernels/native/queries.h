@@ -114,27 +114,38 @@ inline void plain_products(const float* q, int64_t stride, const float* keys, fl
                            int64_t s_stride) {
     for (int64_t half = 0; half < kStrip; half += kProductVectors * kLanes) {
         F totals[kRows][kProductVectors];
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
             for (int j = 0; j < kProductVectors; ++j) totals[r][j] = zero();
         }
         for (int64_t start = 0; start < stride; start += 16) {
             F sums[kRows][kProductVectors];
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
                 for (int j = 0; j < kProductVectors; ++j) sums[r][j] = zero();
             }
             for (int64_t d = start; d < start + 16; ++d) {
                 F key[kProductVectors];
+#pragma GCC unroll 8
                 for (int j = 0; j < kProductVectors; ++j) key[j] = load(keys + d * kStrip + half + j * kLanes);
+#pragma GCC unroll 8
                 for (int r = 0; r < kRows; ++r) {
                     const F x = broadcast(q[r * stride + d]);
+#pragma GCC unroll 8
                     for (int j = 0; j < kProductVectors; ++j) sums[r][j] = fma(x, key[j], sums[r][j]);
                 }
             }
+#pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
                 for (int j = 0; j < kProductVectors; ++j) totals[r][j] = totals[r][j] + sums[r][j];
             }
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
             for (int j = 0; j < kProductVectors; ++j) {
                 store(s + r * s_stride + half + j * kLanes, totals[r][j] * broadcast(factor));
             }

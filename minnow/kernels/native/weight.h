@@ -260,7 +260,7 @@ struct Int8Reader {
 };
 
 // Fetch the scales of rows that this thread will come to next; places past the end are no harm.
-inline void prefetch_scales(const Weight& w, int64_t row, int64_t num_rows) {
+__attribute__((always_inline)) inline void prefetch_scales(const Weight& w, int64_t row, int64_t num_rows) {
     if (w.scales == nullptr) return;
     const int64_t width = (w.format == kNvfp4 ? w.width / 16 : w.width / 32) * (w.minimums || w.format == kInt8 ? 2 : 1);
     for (int64_t i = row * width; i < (row + num_rows) * width; i += kCacheLine) {
