@@ -105,6 +105,20 @@ def test_rows_are_the_same_alone_and_for_any_team(name: str, number_format: str)
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("width", [32, 48, 64, 96, 128])
+@pytest.mark.parametrize("heads", [2, 6, 8])
+def test_float_rows_of_any_width_are_the_same_alone(number_format: str, width: int, heads: int) -> None:
+    """Few rows have loops of their own, which must not show."""
+    inputs = inputs_of("dense_attention", number_format, N=heads, H=width, L=48, contexts=(130,), queries=(9,))
+    inputs["q"] = inputs["q"].float() * 1.001
+    together = check("dense_attention", inputs)
+    start = torch.tensor([0, 1], dtype=torch.int32)
+    for row in range(9):
+        one = {key: inputs[key][row : row + 1] for key in ("q", "positions")}
+        assert torch.equal(function("dense_attention")(**{**inputs, **one, "query_start": start})[0], together[row])
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("name", NAMES)
 def test_strided_caches_are_read_right(name: str, number_format: str) -> None:
     def spread(part: torch.Tensor) -> torch.Tensor:
@@ -148,9 +162,13 @@ def spoil(cache: Weight, block: int, head: int, token: int) -> None:
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("num_rows", [70, 1])
 @pytest.mark.parametrize("part", ["k_cache", "v_cache"])
-def test_a_nan_in_the_cache_spoils_what_reads_it(number_format: str, num_rows: int, part: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_nan_in_the_cache_spoils_what_reads_it(
+    number_format: str, num_rows: int, part: str, dtype: torch.dtype
+) -> None:
     """Keys: the rows that see the token; values may spoil rows before it too, by weight zero times NaN."""
     inputs = inputs_of("dense_attention", number_format, contexts=(70,), queries=(num_rows,))
+    inputs["q"] = inputs["q"].to(dtype)
     spoil(inputs[part], int(inputs["block_table"][0, 1]), 1, 5)  # token 37 of key/value head 1
     seen, first = function("dense_attention")(**inputs), max(0, num_rows - 33)
     assert bool(seen[first:, 3:].isnan().any(-1).all())

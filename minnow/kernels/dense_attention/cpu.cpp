@@ -38,8 +38,15 @@ struct DenseCall {
         return take_queries(scratch, *attention->k, span, q, q_stride, head * num_heads, num_heads, attention->is_bf16);
     }
 
+    // The keys of a chunk, as far as they lie in its first block.
+    inline Rows first_keys(const Span& span, int64_t head, int64_t chunk) const {
+        const int64_t start = chunk_start(chunk), length = attention->k->block_length;
+        return rows_of(*attention->k, table_of(*sequences, span)[start / length], head, start % length);
+    }
+
+    // after: keys that the same thread reads then, if it is known.
     inline void attend_chunk(Team& team, const Span& span, const Queries& queries, int64_t head, int64_t chunk,
-                             const State& state) const {
+                             const Rows& after, const State& state) const {
         Scratch scratch = team.scratch();
         int32_t* tokens = scratch.take<int32_t>(span.num_tokens);
         int32_t* counts = scratch.take<int32_t>(span.num_tokens);
@@ -59,7 +66,7 @@ struct DenseCall {
             const State seen = state.from((span.num_tokens - num_tokens) * attention->num_heads);
             const int32_t* table = table_of(*sequences, span);
             attend(team, *attention, queries, tokens, counts, num_tokens, table[start / length], head, start % length,
-                   next < num_keys(span) ? table[next / length] : -1, seen);
+                   next < end ? rows_of(*attention->k, table[next / length], head, next % length) : after, seen);
         }
     }
 
@@ -72,7 +79,7 @@ struct DenseCall {
     }
 };
 
-// Every (span, head, chunk) is an item; a second loop folds.
+// Every (span, head, chunk) is an item; a thread takes runs of them, to know what it reads next. A second loop folds.
 inline void attend_split(Team& team, const DenseCall& call, const Spans& spans, const int64_t* item_starts,
                          const int64_t* float_starts) {
     Scratch shared = team.shared();
@@ -85,12 +92,22 @@ inline void attend_split(Team& team, const DenseCall& call, const Spans& spans, 
         return State{place + num_rows * width, place + num_rows * (width + 1), place, width};
     };
     const auto chunks_of = [&](int64_t t) { return (item_starts[t + 1] - item_starts[t]) / num_groups; };
-    team.for_each(item_starts[num_spans], [&](int64_t item) {
-        Scratch scratch = team.scratch();
-        const int64_t t = range_of(item_starts, num_spans, item), part = item - item_starts[t];
-        const int64_t head = part / chunks_of(t), chunk = part % chunks_of(t);
-        const Queries queries = call.queries(scratch, spans.spans[t], head);
-        call.attend_chunk(team, spans.spans[t], queries, head, chunk, partial(t, part));
+    const int64_t num_items = item_starts[num_spans];
+    const int64_t num_runs = larger(2 * team.num_threads, smaller(8 * team.num_threads, num_items / 8));
+    team.for_each(num_runs, [&](int64_t run) {
+        const int64_t end = num_items * (run + 1) / num_runs;
+        for (int64_t item = num_items * run / num_runs; item < end; ++item) {
+            Scratch scratch = team.scratch();
+            const int64_t t = range_of(item_starts, num_spans, item), part = item - item_starts[t];
+            const int64_t head = part / chunks_of(t), chunk = part % chunks_of(t);
+            const Span& span = spans.spans[t];
+            Rows after = {};
+            if (item + 1 < end && item + 1 < item_starts[t + 1]) {
+                after = call.first_keys(span, (part + 1) / chunks_of(t), (part + 1) % chunks_of(t));
+            }
+            const Queries queries = call.queries(scratch, span, head);
+            call.attend_chunk(team, span, queries, head, chunk, after, partial(t, part));
+        }
     });
     team.for_each(num_spans * num_groups, [&](int64_t item) {
         const int64_t t = item / num_groups, head = item % num_groups, start = head * chunks_of(t);
@@ -110,10 +127,11 @@ inline void attend_whole(Team& team, const DenseCall& call, const Spans& spans) 
         const Queries queries = call.queries(scratch, span, head);
         const State state = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const State next = take_state(scratch, call.num_rows(span), call.attention->v->width);
-        call.attend_chunk(team, span, queries, head, 0, state);
-        for (int64_t c = 1; c < count_chunks(call.num_keys(span)); ++c) {
-            call.attend_chunk(team, span, queries, head, c, next);
-            fold(state, next, call.num_rows(span));
+        const int64_t num_chunks = count_chunks(call.num_keys(span));
+        for (int64_t c = 0; c < num_chunks; ++c) {
+            const Rows after = c + 1 < num_chunks ? call.first_keys(span, head, c + 1) : Rows{};
+            call.attend_chunk(team, span, queries, head, c, after, c == 0 ? state : next);
+            if (c > 0) fold(state, next, call.num_rows(span));
         }
         call.finish(span, head, state);
     });

@@ -66,11 +66,11 @@ inline void add_values(const float* weights, int64_t num_rows, const float* valu
 
 #if defined(__AVX512F__)
 // The same for few rows and values in their own order, which are decoded in registers. `room` is for a strip that
-// holds an FP8 NaN.
+// holds an FP8 NaN. With each token a row of `ahead`, if there is one, is asked for.
 template <int kRows, int64_t kFormat>
 __attribute__((noinline)) inline void add_few(const float* weights, const Rows& values, int64_t num_keys, float* room,
-                                              float* sums) {
-    const int64_t width = values.width;
+                                              float* sums, const Rows& ahead) {
+    const int64_t width = values.width, num_ahead = smaller(num_keys, ahead.num_rows);
     for (int64_t d = 0; d < width; d += 64) {
         ValueReader<kFormat> reader;
         F totals[kRows][4];
@@ -80,6 +80,7 @@ __attribute__((noinline)) inline void add_few(const float* weights, const Rows& 
             for (int j = 0; j < 4; ++j) totals[r][j] = load(sums + r * width + d + j * kLanes);
         }
         for (int64_t i = 0; i < num_keys; ++i) {
+            if (i < num_ahead && d == 0) ask_for(ahead.from(i), 1);
             F v[4];
             reader.read(values, i, d, v);
 #pragma GCC unroll 8
@@ -89,7 +90,7 @@ __attribute__((noinline)) inline void add_few(const float* weights, const Rows& 
                 for (int j = 0; j < 4; ++j) totals[r][j] = fma(weight, v[j], totals[r][j]);
             }
         }
-        if (reader.nans != 0) {
+        if (reader.has_nan()) {
             decode_values(values, num_keys, room);
             add_columns<kRows, 4>(weights, room + d, num_keys, width, sums + d);
             continue;
@@ -103,9 +104,10 @@ __attribute__((noinline)) inline void add_few(const float* weights, const Rows& 
 }
 #endif
 
-// sums[r] += weights[r, i] * value i over the first num_keys of `values`. room: num_keys decoded values.
+// sums[r] += weights[r, i] * value i over the first num_keys of `values`. room: num_keys decoded values. `ahead`: what
+// is read soon, if any.
 inline void add_strip(const float* weights, int64_t num_rows, const Rows& values, int64_t num_keys, float* room,
-                      float* sums) {
+                      float* sums, const Rows& ahead) {
 #if defined(__AVX512F__)
     if (num_rows <= kFewRows && has_own_order(values.format, values.width)) {
         return for_groups<kFewRows>(0, num_rows, [&](int64_t, auto count) {
@@ -113,10 +115,11 @@ inline void add_strip(const float* weights, int64_t num_rows, const Rows& values
             const auto add = values.format == kNvfp4 ? add_few<kRows, kNvfp4>
                              : values.format == kFp8 ? add_few<kRows, kFp8>
                                                      : add_few<kRows, kBf16>;
-            add(weights, values, num_keys, room, sums);
+            add(weights, values, num_keys, room, sums, ahead);
         });
     }
 #endif
+    ask_for(ahead, smaller(num_keys, ahead.num_rows));
     decode_values(values, num_keys, room);
     add_values(weights, num_rows, room, num_keys, round_up(values.width, kLanes), sums);
 }
@@ -245,10 +248,10 @@ inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads,
 }
 
 // Tokens tokens[0..num_tokens) of a span, ascending, look at the first counts[i] keys of a panel: tokens
-// [first, ...) of a block. next_block, unless it is -1, is read soon. `state` has their rows alone.
+// [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows alone.
 inline void attend(Team& team, const Attention& attention, const Queries& queries, const int32_t* tokens,
                    const int32_t* counts, int64_t num_tokens, int64_t block, int64_t head, int64_t first,
-                   int64_t next_block, const State& state) {
+                   const Rows& next, const State& state) {
     Scratch scratch = team.scratch();
     const int64_t num_heads = attention.num_heads, num_rows = num_tokens * num_heads;
     const int64_t value_strip = num_rows <= kFewRows ? kStrip : 2 * kStrip;
@@ -258,7 +261,8 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
     Keys keys = take_keys(scratch, queries);
     float* room = scratch.take<float>(value_strip * state.width);
     for (int64_t i = 0; i < num_keys; i += kStrip) {
-        ask_for(rows_of(*attention.v, block, head, first + i), smaller(kStrip, num_keys - i));
+        keys.ahead = rows_of(*attention.v, block, head, first + i);
+        keys.ahead.num_rows = smaller(kStrip, num_keys - i);
         decode_strip(queries, rows_of(*attention.k, block, head, first + i), num_rows, keys);
         for (int64_t t = 0, end; t < num_tokens; t = end) {  // runs of tokens that lie side by side
             for (end = t + 1; end < num_tokens && tokens[end] == tokens[end - 1] + 1;) ++end;
@@ -271,11 +275,9 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
     }
     for (int64_t i = 0; i < num_keys; i += value_strip) {
         const int64_t num_here = smaller(value_strip, num_keys - i);
-        if (next_block >= 0) {
-            const Rows next = rows_of(*attention.k, next_block, head, i);
-            ask_for(next, smaller(value_strip, next.num_rows));
-        }
-        add_strip(s + i, num_rows, rows_of(*attention.v, block, head, first + i), num_here, room, state.values);
+        const Rows ahead = i < next.num_rows ? next.from(i) : Rows{};
+        add_strip(s + i, num_rows, rows_of(*attention.v, block, head, first + i), num_here, room, state.values,
+                  ahead);
     }
 }
 

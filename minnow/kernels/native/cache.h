@@ -16,6 +16,12 @@ constexpr int64_t kStrip = 2 * kLanes;
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// A number as a type.
+template <int kValue>
+struct Count {
+    static constexpr int value = kValue;
+};
+
 // Tokens of one head of one block.
 struct Rows {
     int64_t format, width;
@@ -157,12 +163,28 @@ inline __mmask64 e4m3_nans(__m512i bytes) {
     return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
 }
 
+// Of E4M3 numbers the larger magnitudes: NaNs, which stand highest, stay for e4m3_nans.
+inline __m512i e4m3_largest(__m512i largest, __m512i bytes) {
+    return _mm512_max_epu8(largest, _mm512_or_si512(bytes, _mm512_set1_epi8(-128)));
+}
+
 // Byte j of each dword, an E4M3 number but no NaN, times 2^-120: its bits are moved to where FP32 has them.
 template <int kByte>
 inline F small_e4m3(__m512i dwords) {
     const __m512i top = kByte == 3 ? dwords : _mm512_slli_epi32(dwords, 24 - 8 * kByte);
     const __m512i mask = _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u));
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_srai_epi32(top, 4), mask))};
+}
+
+// The same of all four bytes; with the shifts of words two bytes share them.
+__attribute__((always_inline)) inline void small_e4m3s(__m512i dwords, F* out) {
+    const __m512i mask = _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u));
+    const auto masked = [&](__m512i v) { return F{_mm512_castsi512_ps(_mm512_and_si512(v, mask))}; };
+    const __m512i odd = _mm512_srai_epi16(dwords, 4), even = _mm512_srai_epi16(_mm512_slli_epi16(dwords, 8), 4);
+    out[0] = masked(_mm512_slli_epi32(even, 16));
+    out[1] = masked(_mm512_slli_epi32(odd, 16));
+    out[2] = masked(even);
+    out[3] = masked(odd);
 }
 
 // E2M1 as BF16. The lookup heeds five bits, so the upper half repeats the lower one.

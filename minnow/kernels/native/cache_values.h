@@ -28,16 +28,15 @@ inline float value_gain(int64_t format, int64_t width) {
 // Sixty-four values of a token, places [d, d + 64).
 template <int64_t kFormat>
 struct ValueReader {
-    __mmask64 nans = 0;  // FP8 NaNs that came by, which are not read right
+    __m512i largest = _mm512_setzero_si512();  // of FP8 numbers: NaNs are not read right
+
+    inline bool has_nan() const { return e4m3_nans(largest) != 0; }
 
     inline void read(const Rows& rows, int64_t row, int64_t d, F* out) {
         if (kFormat == kFp8) {
             const __m512i v = _mm512_loadu_si512(rows.codes_of(row) + d);
-            nans |= e4m3_nans(v);
-            out[0] = small_e4m3<0>(v);
-            out[1] = small_e4m3<1>(v);
-            out[2] = small_e4m3<2>(v);
-            out[3] = small_e4m3<3>(v);
+            largest = e4m3_largest(largest, v);
+            small_e4m3s(v, out);
         } else if (kFormat == kBf16) {
             const __m512i mask = _mm512_set1_epi32(-0x10000);
             for (int h = 0; h < 2; ++h) {
@@ -118,7 +117,7 @@ inline void decode_in_own_order(const Rows& rows, int64_t num_rows, float* out) 
         reader.read(rows, i, d, v);
         for (int j = 0; j < 4; ++j) store(out + d + j * kLanes, v[j]);
     }
-    if (reader.nans == 0) return;
+    if (!reader.has_nan()) return;
     out -= num_rows * rows.width;
     for (int64_t i = 0; i < num_rows * rows.width; ++i) {
         const int64_t row = i / rows.width, d = value_dim(kFormat, rows.width, i % rows.width);

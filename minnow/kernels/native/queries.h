@@ -3,6 +3,7 @@
 // What one row computes never depends on the rows beside it.
 #pragma once
 
+#include "key_floats.h"
 #include "key_pairs.h"
 
 namespace MINNOW_ISA {
@@ -43,10 +44,13 @@ inline const int32_t* table_of(const Sequences& sequences, const Span& span) {
 }
 
 // The query rows of a span that share a key head, in the form that the products want: FP32 at the places of
-// decode_row, or, in the same four bytes, pairs of BF16 in the order of the keys' pairs.
+// decode_row (or of key_floats.h, with its gain), or, in the same four bytes, pairs of BF16 in the order of the keys'
+// pairs.
 struct Queries {
     const Cache* cache;  // of the keys
     bool is_paired;
+    bool has_floats;  // the keys are read as key_floats.h has it
+    float gain;       // of the rows, and of the factor of their products
     int64_t stride;
     float* rows;
 };
@@ -55,12 +59,17 @@ struct Queries {
 inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& span, const float* q, int64_t q_stride,
                             int64_t head, int64_t num_heads, bool is_bf16) {
     const int64_t format = cache.format, width = cache.width, num_rows = span.num_tokens * num_heads;
-    const bool is_paired = is_bf16 && has_pairs(format, width);
+    const bool is_paired = is_bf16 && has_pairs(format, width), is_float = !is_paired && has_floats(format, width);
+    const float gain = is_float ? query_gain(format) : 1.0f;
     const int64_t stride = is_paired ? width / 2 : round_up(width, kLanes);
     float* place = scratch.take<float>(num_rows * stride);
-    const Queries queries = {&cache, is_paired, stride, place};
+    const Queries queries = {&cache, is_paired, is_float, gain, stride, place};
     for (int64_t row = 0; row < num_rows; ++row, place += stride) {
         const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
+        if (is_float) {
+            for (int64_t d = 0; d < width; d += kLanes) store(place + d, load(from + d) * broadcast(gain));
+            continue;
+        }
         for (int64_t p = 0; p < stride; ++p) {
             if (!is_paired) {
                 place[p] = p < width ? from[row_dim(format, width, p)] : 0.0f;
@@ -76,13 +85,15 @@ inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& sp
     return queries;
 }
 
-// A strip of keys in the queries' form. For few rows pairs are not kept in a tile, but decoded in registers.
+// A strip of keys in the queries' form. For few rows they are, where that is possible, not kept in a tile, but decoded
+// in registers.
 struct Keys {
     float* tile;    // [dims or pairs][32]
     float* room;    // for rows on their way there
     float* scales;  // [groups][32] of NVFP4 pairs
     uint8_t* copy;  // of a strip
     Rows rows;
+    Rows ahead;  // asked for meanwhile, if any
     bool has_tile;
 };
 
@@ -97,7 +108,12 @@ inline Keys take_keys(Scratch& scratch, const Queries& queries) {
 
 inline void decode_strip(const Queries& queries, const Rows& rows, int64_t num_rows, Keys& keys) {
     keys.rows = whole_strip(rows, keys.copy);
-    keys.has_tile = !queries.is_paired || num_rows > kProductRows;
+    keys.has_tile = !(queries.is_paired || queries.has_floats) || num_rows > kProductRows;
+    if (keys.has_tile || !queries.has_floats) ask_for(keys.ahead, keys.ahead.num_rows);
+#if defined(__AVX512F__)
+    if (queries.has_floats && keys.has_tile) decode_floats(keys.rows, keys.tile);
+    if (queries.has_floats) return;
+#endif
     if (!queries.is_paired) return decode_keys(keys.rows, keys.room, keys.tile);
 #if defined(__AVX512BF16__)
     if (rows.format == kNvfp4) {
@@ -154,10 +170,6 @@ inline void plain_products(const float* q, int64_t stride, const float* keys, fl
 }
 
 // body(row, number of rows as a type) for groups of rows, the largest first.
-template <int kRows>
-struct Count {
-    static constexpr int value = kRows;
-};
 template <int kRows, class Body>
 inline void for_groups(int64_t row, int64_t num_rows, Body&& body) {
     for (; row + kRows <= num_rows; row += kRows) body(row, Count<kRows>());
@@ -171,6 +183,20 @@ inline void score_strip(const Queries& queries, int64_t first, int64_t num_rows,
                         int64_t s_stride) {
     const float* q = queries.rows + first * queries.stride;
     const int64_t stride = queries.stride;
+    factor *= queries.gain;
+#if defined(__AVX512F__)
+    if (queries.has_floats && !keys.has_tile) {
+        bool is_done = true;
+        for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+            constexpr int kRows = decltype(count)::value;
+            const auto multiply = keys.rows.format == kFp8 ? few_float_products<kRows, kFp8>
+                                                           : few_float_products<kRows, kBf16>;
+            is_done &= multiply(keys.rows, q + row * stride, stride, factor, s + row * s_stride, s_stride, keys.ahead);
+        });
+        if (is_done) return;
+        decode_floats(keys.rows, keys.tile);
+    }
+#endif
 #if defined(__AVX512BF16__)
     const int64_t format = keys.rows.format;
     if (queries.is_paired && !keys.has_tile) {

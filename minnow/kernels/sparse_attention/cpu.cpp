@@ -78,7 +78,8 @@ struct SparseCall {
                               const Choice* end, const State& state) const {
         const int64_t length = attention->k->block_length;
         const int32_t* table = table_of(*sequences, span);
-        const int64_t block = table[choice->block], next_block = choice + 1 < end ? table[choice[1].block] : -1;
+        const int64_t block = table[choice->block];
+        const Rows next = choice + 1 < end ? rows_of(*attention->k, table[choice[1].block], head, 0) : Rows{};
         clear(state, choice->num_tokens * attention->num_heads);
         for (int64_t start = 0; start < length; start += kPanel) {
             int32_t tokens[kSpanTokens], counts[kSpanTokens];
@@ -90,7 +91,7 @@ struct SparseCall {
             }
             // Positions ascend: those who see a later part of the block are the last ones.
             if (num_tokens == 0) return;
-            attend(team, *attention, queries, tokens, counts, num_tokens, block, head, start, next_block,
+            attend(team, *attention, queries, tokens, counts, num_tokens, block, head, start, next,
                    state.from((choice->num_tokens - num_tokens) * attention->num_heads));
         }
     }
