@@ -1,5 +1,6 @@
 """weights copied once into memory of huge pages, which read faster than a mapped file's small ones"""
 
+import contextlib
 import mmap
 
 import torch
@@ -26,7 +27,8 @@ class ResidentWeights:
         """
         room = num_bytes + num_tensors * _ALIGN_BYTES + 2 * _HUGE_PAGE_BYTES
         memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError, AttributeError):  # a system that knows no huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
         self._next = -self._bytes.data_ptr() % _HUGE_PAGE_BYTES
 

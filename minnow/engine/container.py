@@ -10,7 +10,7 @@ ROOT = Path("/")
 def read_text(path: Path) -> str:
     """A file of the system without blanks around it; empty where there is none or it may not be read."""
     try:
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="utf-8", errors="surrogateescape").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

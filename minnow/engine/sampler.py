@@ -45,12 +45,13 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     Returns:
         One RowResult each; a row whose logits are not finite fails alone.
     """
-    drawable, broken = logits, set[int]()
+    drawable, adjusted, broken = logits, set[int](), set[int]()
     for s, (_, row) in enumerate(rows):
         if not _is_adjusting(row):
             continue
-        if drawable is logits:
+        if not adjusted:
             drawable = logits.clone()
+        adjusted.add(s)
         if not bool(torch.isfinite(logits[s]).all()):  # a ban must not hide it
             broken.add(s)
         _adjust(drawable[s], row)
@@ -70,7 +71,7 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     results = []
     for s, (number, row) in enumerate(rows):
         if ids[s] < 0 or s in broken:
-            is_closed = ids[s] == NONE_OPEN and drawable is not logits and s not in broken
+            is_closed = ids[s] == NONE_OPEN and s in adjusted - broken
             results.append(RowResult(row=number, error=_NONE_OPEN if is_closed else _NOT_FINITE))
             continue
         wanted = row.sampling.logprobs

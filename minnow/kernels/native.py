@@ -93,18 +93,22 @@ def function(name: str, signature: str, isa: str | None = None) -> Callable[...,
     return found  # type: ignore[no-any-return]
 
 
-def set_threads(num_threads: int, cpus: Sequence[int] | None = None) -> None:
+def set_threads(count: int, cpus: Sequence[int] | None = None) -> None:
     """Make the library's team of threads; the thread that calls a kernel is one of them.
 
+    A system that starts no more threads is a warning; the team is then as large as it could be.
+
     Args:
-        num_threads: at least 1.
+        count: at least 1.
         cpus: the processor that each thread is pinned to, the caller's first (the caller itself is left alone); None
             lets them float.
     """
-    places = None if cpus is None else (ctypes.c_int32 * num_threads)(*cpus)
+    places = None if cpus is None else (ctypes.c_int32 * count)(*cpus)
     call = _library().minnow_set_threads
     call.restype, call.argtypes = None, [ctypes.c_int64, ctypes.c_void_p]
-    call(num_threads, places)
+    call(count, places)
+    if num_threads() < count:
+        Logger("kernels").warning("fewer threads", wanted=count, started=num_threads())
 
 
 def num_threads() -> int:

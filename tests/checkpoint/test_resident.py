@@ -1,3 +1,6 @@
+import errno
+import mmap
+
 import torch
 
 from minnow.checkpoint.load import open_weights
@@ -27,3 +30,13 @@ def test_an_eager_source_hands_out_the_same_weights(tmp_path):
         assert decode(a).dtype == decode(b).dtype and torch.equal(decode(a), decode(b))
         if isinstance(a, Quantized):
             assert a.global_scale is None or torch.equal(a.global_scale, b.global_scale)
+
+
+def test_a_system_without_huge_pages_gets_small_ones(monkeypatch):
+    class Small(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("minnow.checkpoint.resident.mmap.mmap", Small)
+    weight = torch.randn(3, 5)
+    assert torch.equal(ResidentWeights(60, 1).copy(weight), weight)

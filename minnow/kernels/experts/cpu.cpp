@@ -67,9 +67,11 @@ public:
               bool is_bf16)
         : table_(table), num_experts_(num_experts), groups_(groups), activation_(activation), is_bf16_(is_bf16) {}
 
+    // Rows are packed once for all, as the first expert's formats ask; one of other formats is for many_tokens.
     inline bool has(int64_t e) const {
         const int64_t count = groups_.start[e + 1] - groups_.start[e];
-        return count > 0 && count <= few_rows(is_bf16_);
+        return count > 0 && count <= few_rows(is_bf16_) && is_alike(table_[e].gate, table_[0].gate) &&
+               is_alike(table_[e].up, table_[0].up) && is_alike(table_[e].down, table_[0].down);
     }
 
     // x: for gate and for up a pointer a token, packed in its order; inner [pairs, inner_stride].
@@ -99,6 +101,8 @@ public:
     }
 
 private:
+    inline bool is_alike(const Weight& a, const Weight& b) const { return order_for(a, is_bf16_) == order_for(b, is_bf16_); }
+
     inline int64_t items_of(int64_t e) const {
         return (table_[e].gate.num_rows + inner_step(table_[e]) - 1) / inner_step(table_[e]);
     }
@@ -132,7 +136,7 @@ private:
     bool is_bf16_;
 };
 
-// An expert with many tokens: its rows are gathered and go through panels.
+// An expert with many tokens: its rows are gathered and go through linear.
 static void many_tokens(Team& team, const Expert& expert, const Groups& groups, int64_t e, const float* x,
                         int64_t x_stride, const Activation& activation, float* sums, int64_t width, bool is_bf16) {
     const int64_t first = groups.start[e], count = groups.start[e + 1] - first, inner_width = expert.gate.num_rows;
@@ -213,7 +217,7 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
         few.down(team, middle, inner_rows, output, end, sums + output, width);
     });
     for (int64_t e = 0; e < num_experts; ++e) {
-        if (groups.start[e + 1] - groups.start[e] > few_rows(is_bf16)) {
+        if (groups.start[e + 1] > groups.start[e] && !few.has(e)) {
             many_tokens(team, table[e], groups, e, x, x_stride, activation, sums, width, is_bf16);
         }
     }

@@ -9,6 +9,8 @@ from minnow.formats.quantized import Weight
 from minnow.kernels import native, words
 from minnow.kernels.contract import Target
 
+_MAX_WEIGHTS = 8  # as kMaxWeights in cpu.cpp
+
 
 def refusal(target: Target) -> str | None:
     """Only a CPU."""
@@ -21,6 +23,7 @@ def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = Non
     A row of FP32 gives the same bits whatever rows stand beside it; one of BF16 does among up to eight rows, and among
     more.
     """
+    assert len(weights) <= _MAX_WEIGHTS
     for weight in weights:
         assert weight.shape[1] == x.shape[1], f"a weight of width {weight.shape[1]} meets rows of {x.shape[1]}"
     num_outputs = sum(weight.shape[0] for weight in weights)

@@ -153,7 +153,8 @@ void start_workers(int64_t num_threads) {
     }
     for (int64_t i = 1; i < num_threads; ++i) {
         if (pthread_create(&team.workers[i], nullptr, work, reinterpret_cast<void*>(i)) != 0) {
-            abort();  // some workers run already and wait for a team of this many
+            team.num_threads = i;  // a limit on processes: those that there are will do
+            return;
         }
         if (team.cpus[i] >= 0) pin(team.workers[i], team.cpus[i]);
     }
@@ -162,7 +163,7 @@ void start_workers(int64_t num_threads) {
 }  // namespace
 
 // Make the team num_threads large; the caller of runs is one of them. cpus: one for each thread, or null: not pinned.
-// The first is the caller's own; it is pinned by minnow_pin_caller, as runs may come from another thread than this.
+// The first is the caller's own, which is left alone: runs may come from another thread than this.
 extern "C" __attribute__((visibility("default"))) void minnow_set_threads(int64_t num_threads, const int32_t* cpus) {
     if (num_threads < 1) num_threads = 1;
     if (num_threads > kMaxThreads) num_threads = kMaxThreads;
