@@ -8,7 +8,7 @@ namespace MINNOW_ISA {
 static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
                             int64_t num_weights, bool is_bf16, const Result& result) {
     const int64_t width = weights[0].width;
-    constexpr int64_t kMaxWeights = 8;
+    constexpr int64_t kMaxWeights = 16;
     Order orders[kMaxWeights];
     const float* rows[kMaxWeights][kMaxFewRows];
     int64_t total = 0;

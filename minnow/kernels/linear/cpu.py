@@ -9,7 +9,7 @@ from minnow.formats.quantized import Weight
 from minnow.kernels import native, words
 from minnow.kernels.contract import Target
 
-_MAX_WEIGHTS = 8  # as kMaxWeights in cpu.cpp
+_MAX_WEIGHTS = 16  # as kMaxWeights in cpu.cpp
 
 
 def refusal(target: Target) -> str | None:
