@@ -2,11 +2,14 @@
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+
+from minnow.kernels import native
 
 hypothesis.settings.register_profile("minnow", deadline=None, derandomize=True)  # machines are shared; runs repeat
 hypothesis.settings.load_profile("minnow")
@@ -35,3 +38,15 @@ def _own_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             monkeypatch.delenv(name)
     monkeypatch.setenv("MINNOW_HOME", str(tmp_path / "minnow-home"))
     monkeypatch.setenv("MINNOW_CHECK", "1")
+
+
+@pytest.fixture(params=native.usable_instruction_sets())
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A test that takes it runs once for each instruction set of this processor."""
+    monkeypatch.setenv("MINNOW_ISA", request.param)
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()
+    yield request.param
+    monkeypatch.undo()
+    native.instruction_set.cache_clear()
+    native.function.cache_clear()

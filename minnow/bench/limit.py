@@ -1,13 +1,11 @@
 """what this machine can do at most: read bandwidth by working set, multiplications by number format"""
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import torch
-
 from minnow.bench.timing import measure
+from minnow.checkpoint.resident import huge_pages
 from minnow.kernels import native
 from minnow.kernels.limits import cpu
 
@@ -64,9 +62,6 @@ def measure_limits(num_threads: int | None = None) -> Limits:
 
 def _least_s(num_bytes: int) -> float:
     """Time of the quickest read: what slows the others down is no limit."""
-    memory = mmap.mmap(-1, num_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    data = torch.frombuffer(memory, dtype=torch.uint8)
+    data = huge_pages(num_bytes)
     data.fill_(1)
     return measure(partial(cpu.read_bytes, data)).least

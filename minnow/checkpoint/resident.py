@@ -12,24 +12,24 @@ _ALIGN_BYTES = 64
 _HUGE_PAGE_BYTES = 2 << 20
 
 
+def huge_pages(num_bytes: int) -> Tensor:
+    """u8 [num_bytes] of zeros, in pages of 2 MiB where the system gives them; memory is taken as it is touched."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has small pages
+    with contextlib.suppress(OSError, AttributeError):  # a system that knows no huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+
+
 class ResidentWeights:
     """One stretch of memory that weights are copied into, one after the other.
 
-    A page of 4 KiB holds few rows of a small matrix, and each costs a walk through the page tables; pages of 2 MiB do
-    not. What the system does not give in huge pages is small ones, and no mistake.
+    Each page of 4 KiB, few rows of a small matrix, costs a walk through the page tables; what the system does not give
+    in huge pages is small ones, and no mistake.
     """
 
     def __init__(self, num_bytes: int, num_tensors: int) -> None:
-        """Reserve room; memory is taken as it is filled.
-
-        Args:
-            num_bytes: of all tensors; num_tensors: how many, as each begins on a cache line.
-        """
-        room = num_bytes + num_tensors * _ALIGN_BYTES + 2 * _HUGE_PAGE_BYTES
-        memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):  # a system that knows no huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+        """Reserve room for num_bytes in num_tensors, each of which begins on a cache line; it is taken as it is filled."""
+        self._bytes = huge_pages(num_bytes + num_tensors * _ALIGN_BYTES + 2 * _HUGE_PAGE_BYTES)
         self._next = -self._bytes.data_ptr() % _HUGE_PAGE_BYTES
 
     def copy(self, weight: Weight) -> Weight:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import torch
 
-from minnow.arch import size
 from minnow.cache.blocks import BlockPool
 from minnow.cache.pool import Pool
 from minnow.checkpoint.load import fill, open_weights
@@ -13,7 +12,6 @@ from minnow.config import engine as engine_config
 from minnow.config import model as model_config
 from minnow.config.engine import EngineConfig
 from minnow.config.load import resolve_auto
-from minnow.config.model import ModelConfig
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
@@ -69,7 +67,7 @@ def build(
     if max_model_len < config.max_model_len:
         log.warning("context cut", to_tokens=max_model_len, because="--num-gpu-blocks-override holds no more")
     report("weights", 0.0)
-    source = open_weights(directory, model, device, is_eager=_is_eager(config, model))
+    source = open_weights(directory, model, device, is_eager=_is_eager(config, plan.weights_bytes))
     decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
     fill(decoder, source, progress=lambda share: report("weights", share))
     report("cache", 0.0)
@@ -103,10 +101,10 @@ def build(
     )
 
 
-def _is_eager(config: EngineConfig, model: ModelConfig) -> bool:
+def _is_eager(config: EngineConfig, weights_bytes: int) -> bool:
     """Whether weights are copied out of their files."""
     choice = config.kernel.safetensors_load_strategy
-    return choice == "eager" or (choice == "auto" and size.measure(model).num_bytes <= _EAGER_BYTES)
+    return choice == "eager" or (choice == "auto" and weights_bytes <= _EAGER_BYTES)
 
 
 def _step_function(decoder: Decoder, pool: Pool, kernels: Kernels, log: Logger) -> StepFunction:

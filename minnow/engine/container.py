@@ -11,7 +11,7 @@ def read_text(path: Path) -> str:
     """A file of the system without blanks around it; empty where there is none or it may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape").strip()
-    except (OSError, UnicodeDecodeError):
+    except OSError:
         return ""
 
 

@@ -1,22 +1,9 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from minnow.bench.limit import Limits, measure_limits
 from minnow.kernels import native
 from minnow.kernels.limits import cpu
-
-
-@pytest.fixture(params=native.usable_instruction_sets())
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("MINNOW_ISA", request.param)
-    native.instruction_set.cache_clear()
-    native.function.cache_clear()
-    yield request.param
-    monkeypatch.undo()
-    native.instruction_set.cache_clear()
-    native.function.cache_clear()
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

@@ -117,8 +117,7 @@ class NativeModel:
         tap_places = words.pack(*(tap.data_ptr() for _, tap in taps))
         rows, values = (None, None) if embeddings is None else embeddings
         step = words.pack(
-            len(ids), len(query_start) - 1, block_table.shape[1], block_table.stride(0),
-            block_table.data_ptr(), query_start.data_ptr(), positions.data_ptr(),
+            *words.of_sequences(block_table, query_start, positions),
             ids.data_ptr(), slots.data_ptr(),
             num_logits, logits_rows.data_ptr(), hidden.data_ptr(), logits.data_ptr(),
             len(taps), ctypes.addressof(tap_layers), ctypes.addressof(tap_places),

@@ -197,25 +197,28 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
     const int64_t middle_floats = packed_floats(middle, inner_width);
     float* packed_inner = memory.take<float>(num_pairs * middle_floats);
     const float** inner_rows = memory.take<const float*>(num_pairs);
+    const FewTokens few(table, num_experts, groups, activation, is_bf16);
+    const bool has_few = ids != nullptr || num_tokens <= few_rows(is_bf16);  // else all of them are the one expert's
     if (team.index == 0) group_by_expert(ids, weights, num_tokens, num_chosen, num_experts, groups);
     team.for_each(num_tokens, [&](int64_t t) {
-        for (int part = 0; part < 2; ++part) {
+        for (int part = 0; part < 2 && has_few; ++part) {
             float* space = packed_x[part] + t * packed_floats(outer[part], width);
             const bool is_packed = part == 1 && is_shared;
             x_rows[part][t] = is_packed ? x_rows[0][t] : pack_row(outer[part], x + t * x_stride, width, space);
         }
         for (int64_t k = 0; k < width; ++k) sums[t * width + k] = 0.0f;
     });
-    const FewTokens few(table, num_experts, groups, activation, is_bf16);
-    few.gate_and_up(team, outer, x_rows, inner, inner_stride);
-    team.for_each(num_pairs, [&](int64_t i) {  // pairs of experts with many tokens have nothing here yet
-        inner_rows[i] = pack_row(middle, inner + i * inner_stride, inner_width, packed_inner + i * middle_floats);
-    });
-    const int64_t step = outputs_per_item(table[0].down);
-    team.for_each((width + step - 1) / step, [&](int64_t item) {
-        const int64_t output = item * step, end = output + step < width ? output + step : width;
-        few.down(team, middle, inner_rows, output, end, sums + output, width);
-    });
+    if (has_few) {
+        few.gate_and_up(team, outer, x_rows, inner, inner_stride);
+        team.for_each(num_pairs, [&](int64_t i) {  // pairs of experts with many tokens have nothing here
+            inner_rows[i] = pack_row(middle, inner + i * inner_stride, inner_width, packed_inner + i * middle_floats);
+        });
+        const int64_t step = outputs_per_item(table[0].down);
+        team.for_each((width + step - 1) / step, [&](int64_t item) {
+            const int64_t output = item * step, end = output + step < width ? output + step : width;
+            few.down(team, middle, inner_rows, output, end, sums + output, width);
+        });
+    }
     for (int64_t e = 0; e < num_experts; ++e) {
         if (groups.start[e + 1] > groups.start[e] && !few.has(e)) {
             many_tokens(team, table[e], groups, e, x, x_stride, activation, sums, width, is_bf16);

@@ -1,4 +1,4 @@
-// rows times matrices of any format: few rows read each weight once, many go through panels (native/gemm.h)
+// rows times matrices of any format: few rows read each weight once, many go through panels of decoded weights
 #include "../native/export.h"
 #include "../native/gemm.h"
 #include "../native/matvec.h"

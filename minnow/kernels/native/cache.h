@@ -133,36 +133,6 @@ constexpr float kE4m3Gain = 1.329227995784916e36f;  // 2^120
 
 inline bool has_columns(int64_t format, int64_t width) { return width * bits_of(format) % 256 == 0; }
 
-// Eight dwords of each of 16 rows, transposed: row i in lane i.
-inline void load_columns(const uint8_t* codes, int64_t stride, __m512i* out) {
-    const auto part = [&](int64_t row) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + row * stride));
-    };
-    __m512i z[8], t[8];
-    for (int r = 0; r < 8; ++r) {
-        const int64_t row = r < 4 ? r : r + 4;
-        z[r] = _mm512_mask_broadcast_i64x4(_mm512_castsi256_si512(part(row)), 0xf0, part(row + 4));
-    }
-    for (int r = 0; r < 8; r += 2) {
-        t[r] = _mm512_unpacklo_epi32(z[r], z[r + 1]);
-        t[r + 1] = _mm512_unpackhi_epi32(z[r], z[r + 1]);
-    }
-    for (int r = 0; r < 8; r += 4) {  // lanes: dword c of four rows, dword c + 4 of them, then of the next four
-        z[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
-        z[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
-        z[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
-        z[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
-    }
-    for (int c = 0; c < 4; ++c) {
-        out[c] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0x88);
-        out[c + 4] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0xdd);
-    }
-}
-
-inline __mmask64 e4m3_nans(__m512i bytes) {
-    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
-}
-
 // Of E4M3 numbers the larger magnitudes: NaNs, which stand highest, stay for e4m3_nans.
 inline __m512i e4m3_largest(__m512i largest, __m512i bytes) {
     return _mm512_max_epu8(largest, _mm512_or_si512(bytes, _mm512_set1_epi8(-128)));
@@ -185,13 +155,6 @@ __attribute__((always_inline)) inline void small_e4m3s(__m512i dwords, F* out) {
     out[1] = masked(_mm512_slli_epi32(odd, 16));
     out[2] = masked(even);
     out[3] = masked(odd);
-}
-
-// E2M1 as BF16. The lookup heeds five bits, so the upper half repeats the lower one.
-inline __m512i e2m1_to_bf16_table() {
-    const __m256i half = _mm256_set_epi16(-0x3f40, -0x3f80, -0x3fc0, -0x4000, -0x4040, -0x4080, -0x4100, -0x8000,
-                                          0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0);
-    return _mm512_broadcast_i64x4(half);
 }
 
 // The scales of 16 tokens: scales[g * 32 + i] for dims [16g, 16g + 16) of token i.

@@ -51,7 +51,7 @@ constexpr int64_t kPanelUnits = 512, kMaxPanelUnits = 640;  // a rest of up to 1
 constexpr int64_t kRowsAtHand = 512;  // rows that share a panel
 constexpr int64_t kGemmOutputs = Paired::kIsTiled ? 96 : 48;  // ranges that start at multiples of it waste nothing
 
-// Rows of x as gemm_tile reads them, in blocks of at most kRows rows, as even as can be. A block is [unit][row], or,
+// Rows of x as gemm_blocks reads them, in blocks of at most kRows rows, as even as can be. A block is [unit][row], or,
 // for tiles, [group of 16 units][16 rows][unit].
 struct PackedRows {
     float* units;

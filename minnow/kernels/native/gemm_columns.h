@@ -11,43 +11,6 @@ constexpr int64_t kColumnBytes = 32;  // of a row that are read at once
 
 #if defined(__AVX512BF16__)
 
-// Eight dwords of each of 16 rows, transposed: row i in lane i.
-inline void load_dwords(const uint8_t* codes, int64_t stride, __m512i* out) {
-    const auto part = [&](int64_t row) {
-        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + row * stride));
-    };
-    __m512i z[8], t[8];
-    for (int r = 0; r < 8; ++r) {
-        const int64_t row = r < 4 ? r : r + 4;
-        z[r] = _mm512_mask_broadcast_i64x4(_mm512_castsi256_si512(part(row)), 0xf0, part(row + 4));
-    }
-    for (int r = 0; r < 8; r += 2) {
-        t[r] = _mm512_unpacklo_epi32(z[r], z[r + 1]);
-        t[r + 1] = _mm512_unpackhi_epi32(z[r], z[r + 1]);
-    }
-    for (int r = 0; r < 8; r += 4) {  // lanes: dword c of four rows, dword c + 4 of them, then of the next four
-        z[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
-        z[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
-        z[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
-        z[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
-    }
-    for (int c = 0; c < 4; ++c) {
-        out[c] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0x88);
-        out[c + 4] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0xdd);
-    }
-}
-
-inline __mmask64 nans_of_e4m3(__m512i bytes) {
-    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
-}
-
-// E2M1 as BF16. The lookup heeds five bits, so the upper half repeats the lower one.
-inline __m512i e2m1_words() {
-    const __m256i half = _mm256_set_epi16(-0x3f40, -0x3f80, -0x3fc0, -0x4000, -0x4040, -0x4080, -0x4100, -0x8000,
-                                          0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0);
-    return _mm512_broadcast_i64x4(half);
-}
-
 // The high byte of each word, an E4M3 number but no NaN, as BF16. low_bits: the same bytes in bits 0 to 7.
 inline __m512i words_of_e4m3(__m512i words, __m512i low_bits) {
     // Subnormals m * 2^-9 for m below 8; the rest only needs another exponent bias.
@@ -101,12 +64,12 @@ inline bool fill_columns(const uint8_t* codes, int64_t stride, const float* scal
     constexpr int64_t kBlock = kFormat == kNvfp4 ? 16 : 32;
     constexpr bool kHasBytes = kFormat == kFp8 || kFormat == kMxfp8 || kFormat == kInt8;
     constexpr int64_t kColumnValues = kFormat == kBf16 ? 2 : kHasBytes ? 4 : 8;
-    const __m512i table = e2m1_words();
+    const __m512i table = e2m1_to_bf16_table();
     const F numbers = iota();
     __mmask64 nans = 0;
     for (int64_t column = 0; column < num_bytes / 4; column += 8, codes += kColumnBytes) {
         __m512i v[8];
-        load_dwords(codes, stride, v);
+        load_columns(codes, stride, v);
 #pragma GCC unroll 8
         for (int64_t k = 0; k < 8; ++k) {
             const int64_t place = (column + k) * kColumnValues / kBlock * kLanes;
@@ -121,7 +84,7 @@ inline bool fill_columns(const uint8_t* codes, int64_t stride, const float* scal
             if (kFormat == kBf16) {
                 put(v[k]);
             } else if (kFormat == kFp8 || kFormat == kMxfp8) {
-                nans |= nans_of_e4m3(v[k]);
+                nans |= e4m3_nans(v[k]);
                 const __m512i even = words_of_e4m3(_mm512_slli_epi16(v[k], 8), v[k]);
                 const __m512i odd = words_of_e4m3(v[k], _mm512_srli_epi16(v[k], 8));
                 kFormat == kFp8 ? put(even) : put_scaled(even);

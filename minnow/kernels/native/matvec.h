@@ -18,12 +18,12 @@ inline int64_t few_rows([[maybe_unused]] bool is_bf16) {
 }
 
 #if defined(__AVX512F__)
-constexpr int kRowsAtOnce = 8;  // by outputs_at_once outputs: sums that fit the registers
+constexpr int kRowsAtOnce = 8;  // by a Dot's outputs(): sums that fit the registers
 #else
 constexpr int kRowsAtOnce = 4;
 #endif
-constexpr int64_t kItemBytes = 12 << 10;    // of weights that one item reads: about a microsecond
-constexpr int64_t kRowsBytes = 24 << 10;    // of x that stay in the first cache while the outputs of an item go by
+constexpr int64_t kItemBytes = 12 << 10;      // of weights that one item reads: about a microsecond
+constexpr int64_t kRowsBytes = 24 << 10;      // of x that stay in the first cache while the outputs of an item go by
 constexpr int64_t kPrefetchBytes = 16 << 10;  // the processor's own prefetcher loses short rows
 
 // How rows of x lie for a product with weights of a format.

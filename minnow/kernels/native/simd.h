@@ -92,6 +92,43 @@ inline bool has_above(F a, float limit) {
     return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_NLE_UQ) != 0;
 }
 
+// Eight dwords of each of 16 rows, transposed: row i in lane i.
+inline void load_columns(const uint8_t* codes, int64_t stride, __m512i* out) {
+    const auto part = [&](int64_t row) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + row * stride));
+    };
+    __m512i z[8], t[8];
+    for (int r = 0; r < 8; ++r) {
+        const int64_t row = r < 4 ? r : r + 4;
+        z[r] = _mm512_mask_broadcast_i64x4(_mm512_castsi256_si512(part(row)), 0xf0, part(row + 4));
+    }
+    for (int r = 0; r < 8; r += 2) {
+        t[r] = _mm512_unpacklo_epi32(z[r], z[r + 1]);
+        t[r + 1] = _mm512_unpackhi_epi32(z[r], z[r + 1]);
+    }
+    for (int r = 0; r < 8; r += 4) {  // lanes: dword c of four rows, dword c + 4 of them, then of the next four
+        z[r] = _mm512_unpacklo_epi64(t[r], t[r + 2]);
+        z[r + 1] = _mm512_unpackhi_epi64(t[r], t[r + 2]);
+        z[r + 2] = _mm512_unpacklo_epi64(t[r + 1], t[r + 3]);
+        z[r + 3] = _mm512_unpackhi_epi64(t[r + 1], t[r + 3]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        out[c] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0x88);
+        out[c + 4] = _mm512_shuffle_i32x4(z[c], z[c + 4], 0xdd);
+    }
+}
+
+inline __mmask64 e4m3_nans(__m512i bytes) {
+    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8(-128)), _mm512_set1_epi8(-1));
+}
+
+// E2M1 as BF16. The lookup heeds five bits, so the upper half repeats the lower one.
+inline __m512i e2m1_to_bf16_table() {
+    const __m256i half = _mm256_set_epi16(-0x3f40, -0x3f80, -0x3fc0, -0x4000, -0x4040, -0x4080, -0x4100, -0x8000,
+                                          0x40c0, 0x4080, 0x4040, 0x4000, 0x3fc0, 0x3f80, 0x3f00, 0);
+    return _mm512_broadcast_i64x4(half);
+}
+
 #elif defined(__AVX2__)
 
 struct F {

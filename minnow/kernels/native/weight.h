@@ -104,7 +104,8 @@ struct Mxfp8Reader {
     const uint8_t* row;
 
     inline Mxfp8Reader() {}
-    inline Mxfp8Reader(const Weight& weight, float* scratch) : w(&weight), prepared(scratch), scales(scratch), first(0), row(nullptr) {}
+    inline Mxfp8Reader(const Weight& weight, float* scratch)
+        : w(&weight), prepared(scratch), scales(scratch), first(0), row(nullptr) {}
     inline void prepare(int64_t index, int64_t num_rows) {
         const int64_t count = w->width / 32;
         first = index;
@@ -240,7 +241,8 @@ struct Int8Reader {
     const int8_t* row;
 
     inline Int8Reader() {}
-    inline Int8Reader(const Weight& weight, float* scratch) : w(&weight), prepared(scratch), scales(scratch), first(0), row(nullptr) {}
+    inline Int8Reader(const Weight& weight, float* scratch)
+        : w(&weight), prepared(scratch), scales(scratch), first(0), row(nullptr) {}
     inline void prepare(int64_t index, int64_t num_rows) {
         const int64_t count = w->width / 32;
         first = index;
@@ -262,7 +264,8 @@ struct Int8Reader {
 // Fetch the scales of rows that this thread will come to next; places past the end are no harm.
 __attribute__((always_inline)) inline void prefetch_scales(const Weight& w, int64_t row, int64_t num_rows) {
     if (w.scales == nullptr) return;
-    const int64_t width = (w.format == kNvfp4 ? w.width / 16 : w.width / 32) * (w.minimums || w.format == kInt8 ? 2 : 1);
+    const int64_t scale_bytes = w.minimums || w.format == kInt8 ? 2 : 1;
+    const int64_t width = (w.format == kNvfp4 ? w.width / 16 : w.width / 32) * scale_bytes;
     for (int64_t i = row * width; i < (row + num_rows) * width; i += kCacheLine) {
         prefetch(w.scales + i);
         if (w.minimums) prefetch(w.minimums + i);
