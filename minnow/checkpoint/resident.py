@@ -28,7 +28,7 @@ class ResidentWeights:
     """
 
     def __init__(self, num_bytes: int, num_tensors: int) -> None:
-        """Reserve room for num_bytes in num_tensors, each of which begins on a cache line; it is taken as it is filled."""
+        """Reserve room for num_bytes in num_tensors that begin on cache lines each; it is taken as it is filled."""
         self._bytes = huge_pages(num_bytes + num_tensors * _ALIGN_BYTES + 2 * _HUGE_PAGE_BYTES)
         self._next = -self._bytes.data_ptr() % _HUGE_PAGE_BYTES
 
