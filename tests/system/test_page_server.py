@@ -201,8 +201,9 @@ def test_a_server_that_began_anew_with_another_model_is_asked_for_that(browser: 
 
 
 def test_a_chat_with_a_real_server(browser: Browser, tmp_path: Path) -> None:
-    model = write_model(tmp_path, max_position_embeddings=20_000)  # an answer that lasts until it is stopped
-    with serving(model) as server, visiting(browser, server.address, has_metrics=True) as visit:
+    # An answer that lasts until it is stopped: 20,000 tokens of slow steps.
+    model, slow = write_model(tmp_path, max_position_embeddings=20_000), ("--kernel-backends", "*=reference")
+    with serving(model, *slow) as server, visiting(browser, server.address, has_metrics=True) as visit:
         page = visit.page
         expect(page.locator("#served")).to_have_text(re.compile(r"^\S+ [\d,]+ tokens of context \d+\.\d+"))
         expect(page.locator("#live")).to_have_text(re.compile(r"Cache\s+0 %\s+Running 0\s+Waiting 0\s+Tokens/s 0\s"))
