@@ -2,11 +2,13 @@
 
 import contextlib
 import mmap
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from minnow.formats.quantized import Quantized, Weight
+from minnow.kernels.tiles import Tiled
 
 _ALIGN_BYTES = 64
 _HUGE_PAGE_BYTES = 2 << 20
@@ -35,6 +37,10 @@ class ResidentWeights:
     def copy(self, weight: Weight) -> Weight:
         """The same weight, in this memory; its global scale stays where it is."""
         return weight.map(self._copy) if isinstance(weight, Quantized) else self._copy(weight)
+
+    def copy_tiled(self, weight: Tiled) -> Tiled:
+        """The same tiles, in this memory."""
+        return replace(weight, data=self._copy(weight.data))
 
     def _copy(self, tensor: Tensor) -> Tensor:
         source = tensor.contiguous().flatten().view(torch.uint8)

@@ -23,6 +23,10 @@ class KernelConfig:
         Literal["auto", "lazy", "eager"],
         Field("lazy maps weights from their files, eager copies them into huge pages; auto copies up to 8 GiB"),
     ] = "auto"
+    activation_quantization: Annotated[
+        Literal["none", "int16", "int8"],
+        Field("what float32 activations are rounded to in products with int4 and int8 weights, 32 values to a scale"),
+    ] = "none"
     numa_bind: Annotated[bool, Field("keep threads and memory to the NUMA nodes of this rank")] = False
     numa_bind_nodes: Annotated[
         str, Field("NUMA node of each rank, for example 0 1; empty shares them out", takes_many=True)

@@ -21,9 +21,7 @@ from minnow.engine.record import Recorder
 from minnow.engine.runner import Runner
 from minnow.engine.scheduler import Scheduler
 from minnow.kernels import native, registry
-from minnow.kernels.registry import Kernels
 from minnow.model import decoder_class, native_step
-from minnow.model.decoder import Decoder
 from minnow.model.step import StepFunction
 from minnow.parallel.mesh import Mesh
 
@@ -67,7 +65,9 @@ def build(
     if max_model_len < config.max_model_len:
         log.warning("context cut", to_tokens=max_model_len, because="--num-gpu-blocks-override holds no more")
     report("weights", 0.0)
-    source = open_weights(directory, model, device, is_eager=_is_eager(config, plan.weights_bytes))
+    is_eager, refusal = _is_eager(config, plan.weights_bytes), native_step.refusal(kernels)
+    digits = _digits(config, is_eager, refusal)
+    source = open_weights(directory, model, device, is_eager=is_eager and refusal is not None)
     decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
     fill(decoder, source, progress=lambda share: report("weights", share))
     report("cache", 0.0)
@@ -89,7 +89,11 @@ def build(
         seed=config.seed,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
-    step_function, max_num_seqs = _step_function(decoder, pool, kernels, log), config.scheduler.max_num_seqs
+    log.info("step function", kind="native" if refusal is None else "decoder", because=refusal)
+    step_function: StepFunction = decoder
+    if refusal is None:
+        step_function = native_step.NativeStep(decoder, pool.layers, is_resident=is_eager, digits=digits)
+    max_num_seqs = config.scheduler.max_num_seqs
     runner = Runner(step_function, pool, kernels, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
     return Engine(
         scheduler,
@@ -107,14 +111,18 @@ def _is_eager(config: EngineConfig, weights_bytes: int) -> bool:
     return choice == "eager" or (choice == "auto" and weights_bytes <= _EAGER_BYTES)
 
 
-def _step_function(decoder: Decoder, pool: Pool, kernels: Kernels, log: Logger) -> StepFunction:
-    """The native call where it can stand for the decoder, else the decoder itself; says which."""
-    reason = native_step.refusal(kernels)
-    if reason is None:
-        log.info("step function", kind="native")
-        return native_step.NativeStep(decoder, pool.layers)
-    log.info("step function", kind="decoder", because=reason)
-    return decoder
+def _digits(config: EngineConfig, is_eager: bool, refusal: str | None) -> int:
+    """Bytes of an activation in products with integer weights: 3 unless they are rounded."""
+    choice = config.kernel.activation_quantization
+    if choice != "none":
+        reason = refusal
+        if config.dtype != "float32":
+            reason = f"--dtype is {config.dtype}, and only float32 activations are rounded"
+        elif not is_eager:
+            reason = "weights are read where they are; --safetensors-load-strategy eager copies them"
+        if reason is not None:
+            raise ConfigError(f"--activation-quantization {choice} cannot be had here: {reason}")
+    return {"none": 3, "int16": 2, "int8": 1}[choice]
 
 
 def device_of(choice: str) -> torch.device:

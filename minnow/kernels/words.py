@@ -9,9 +9,11 @@ from torch import Tensor
 
 from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels.experts.activation import Activation
+from minnow.kernels.tiles import Tiled
 
 # As enum Format in native/operations.h.
 FORMAT_CODES = {"f32": 0, "bf16": 1, "f16": 2, "fp8": 3, "nvfp4": 4, "mxfp4": 5, "mxfp8": 6, "int4": 7, "int8": 8}
+_TILED_CODES = {"int4": 9, "int8": 10}  # and two more for each digit after the first
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -30,12 +32,21 @@ def format_of(weight: Weight) -> str:
     return weight.spec.name if isinstance(weight, Quantized) else _PLAIN[weight.dtype]
 
 
-def of_weight(weight: Weight) -> tuple[int, ...]:
+def of_weight(weight: Weight | Tiled) -> tuple[int, ...]:
     """`struct Weight`: seven words that hold as long as the tensors live.
 
     Args:
-        weight: [O D] in any format, or a vector [D], which counts as one row; dense.
+        weight: [O D] in any format or in tiles, or a vector [D], which counts as one row; dense.
     """
+    if isinstance(weight, Tiled):
+        return (
+            _TILED_CODES[weight.format] + 2 * (weight.digits - 1),
+            *weight.shape,
+            weight.data.data_ptr(),
+            0,
+            0,
+            double(1.0),
+        )
     rows, width = (1, *weight.shape) if len(weight.shape) == 1 else weight.shape
     if isinstance(weight, Tensor):
         assert weight.is_contiguous()
@@ -47,7 +58,7 @@ def of_weight(weight: Weight) -> tuple[int, ...]:
     return (FORMAT_CODES[weight.spec.name], rows, width, *pointers, double(factor))
 
 
-def of_weights(weights: Sequence[Weight]) -> tuple[int, ...]:
+def of_weights(weights: Sequence[Weight | Tiled]) -> tuple[int, ...]:
     """The words of several weights, one after the other."""
     return tuple(word for weight in weights for word in of_weight(weight))
 

@@ -1,13 +1,16 @@
 """a decoder as one native call: the same weights, caches and constants, handed over once"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from minnow.cache.pool import LayerCache
+from minnow.checkpoint.resident import ResidentWeights
+from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels import words
-from minnow.kernels.decoder_step.cpu import LayerParts, ModelParts, NativeModel
+from minnow.kernels.decoder_step.cpu import LayerParts, Matrix, ModelParts, NativeModel
 from minnow.kernels.registry import Kernels
+from minnow.kernels.tiles import can_tile, tile
 from minnow.model.decoder import Decoder, DecoderLayer
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope
@@ -31,18 +34,27 @@ def refusal(kernels: Kernels) -> str | None:
 class NativeStep:
     """A StepFunction: one call into C++ for all layers; equal to the decoder it was made from."""
 
-    def __init__(self, decoder: Decoder, caches: Sequence[LayerCache]) -> None:
-        """Take over a decoder's weights, which must be loaded, and the caches of all its layers."""
+    def __init__(
+        self, decoder: Decoder, caches: Sequence[LayerCache], *, is_resident: bool = False, digits: int = 3
+    ) -> None:
+        """Take over a decoder's weights, which must be loaded, and the caches of all its layers.
+
+        Args:
+            is_resident: copy the weights into memory of huge pages, in tiles where that is faster; else they are read
+                where they are.
+            digits: bytes that activations have in tiles; 3 is as exact as FP32.
+        """
         config = decoder.config
         self._caches = caches
         self._dtype = decoder.embed.dtype
         layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
+        hold = _resident(decoder, self._dtype, digits) if is_resident else _in_place
         self._model = NativeModel(
             ModelParts(
-                layers=tuple(_layer_parts(layer, cache) for layer, cache in zip(layers, caches, strict=True)),
-                embedding=decoder.embed.weights[0],
+                layers=tuple(_layer_parts(layer, cache, hold) for layer, cache in zip(layers, caches, strict=True)),
+                embedding=hold(decoder.embed.weights[0]),
                 norm=decoder.norm.weights[0],  # type: ignore[arg-type]
-                head=decoder.head.weights[0],
+                head=hold(decoder.head.weights[0]),
                 inv_freq=layers[0].attention.turn_q.inv_freq,
                 eps=config.rms_norm_eps,
                 offset=config.norm_offset,
@@ -81,7 +93,25 @@ class NativeStep:
         )
 
 
-def _layer_parts(layer: DecoderLayer, cache: LayerCache) -> LayerParts:
+def _in_place(weight: Weight) -> Matrix:
+    return weight
+
+
+def _resident(decoder: Decoder, dtype: torch.dtype, digits: int) -> Callable[[Weight], Matrix]:
+    """Matrices of the decoder -> the same in one stretch of memory; tiles multiply rows of FP32 alone."""
+    weights = {id(weight): weight for module in decoder.modules() for weight in getattr(module, "weights", ())}
+    num_bytes = sum(w.num_bytes if isinstance(w, Quantized) else w.nbytes for w in weights.values())
+    memory = ResidentWeights(num_bytes, 3 * len(weights))
+    held: dict[int, Matrix] = {}
+    for name, weight in weights.items():
+        if isinstance(weight, Quantized) and dtype == torch.float32 and can_tile(weight):
+            held[name] = memory.copy_tiled(tile(weight, digits))
+        else:
+            held[name] = memory.copy(weight)
+    return lambda weight: held[id(weight)]
+
+
+def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight], Matrix]) -> LayerParts:
     attention, feed_forward = layer.attention, layer.feed_forward
     turns: list[HeadNormRope | None] = [attention.turn_q, attention.turn_k, None]
     if attention.is_sparse:
@@ -90,21 +120,27 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache) -> LayerParts:
     head_dims = (config.head_dim,) * 3 + ((config.sparse.index_dim,) * 2 if attention.is_sparse else ())
     is_moe = isinstance(feed_forward, MixtureOfExperts)
     router = feed_forward.router.weights if isinstance(feed_forward, MixtureOfExperts) else ()
+    routed = feed_forward.routed.table if isinstance(feed_forward, MixtureOfExperts) else ()
     shared = feed_forward.shared if isinstance(feed_forward, MixtureOfExperts) else feed_forward
     assert shared is None or isinstance(shared, GatedExperts)
     return LayerParts(
         attention_norm=layer.attention_norm.weights[0],  # type: ignore[arg-type]
-        projections=attention.project_in.weights,
+        projections=tuple(map(hold, attention.project_in.weights)),
         head_norms=tuple(turn.weights[0] if turn and turn.weights else None for turn in turns),  # type: ignore[misc]
         head_dims=head_dims,
-        project_out=attention.project_out.weights[0],
+        project_out=hold(attention.project_out.weights[0]),
         feed_forward_norm=layer.feed_forward_norm.weights[0],  # type: ignore[arg-type]
         caches=(cache.k, cache.v, cache.index if attention.is_sparse else None),
-        gate=router[0] if is_moe else None,
+        gate=hold(router[0]) if is_moe else None,
         bias=router[1] if len(router) > 1 else None,
-        experts=feed_forward.routed.table if isinstance(feed_forward, MixtureOfExperts) else (),
-        shared=None if shared is None else shared.table[0],
+        experts=tuple(_expert(parts, hold) for parts in routed),
+        shared=None if shared is None else _expert(shared.table[0], hold),
     )
+
+
+def _expert(parts: tuple[Weight, Weight, Weight], hold: Callable[[Weight], Matrix]) -> tuple[Matrix, Matrix, Matrix]:
+    gate, up, down = parts
+    return hold(gate), hold(up), hold(down)
 
 
 def _any_experts(layer: DecoderLayer) -> GatedExperts:

@@ -22,7 +22,9 @@ _CPU = torch.device("cpu")
 class Pair:
     """A decoder on the references and the native step of the same weights, each with a cache of its own."""
 
-    def __init__(self, directory: Path, activations: torch.dtype, cache_format: str, **tiny) -> None:
+    def __init__(
+        self, directory: Path, activations: torch.dtype, cache_format: str, *, is_resident: bool = False, **tiny
+    ) -> None:
         self.config = write_tiny(directory, **tiny)
         reference = registry.bind(registry.target_of(_CPU), "*=reference")
         self.decoder = Decoder(self.config, reference, activations, _CPU)
@@ -30,7 +32,7 @@ class Pair:
         layout = layout_of(self.config, cache_format, cache_format)
         self.block_size = layout.block_size
         self.pools = Pool(layout, 40, _CPU), Pool(layout, 40, _CPU)
-        self.native = NativeStep(self.decoder, self.pools[1].layers)
+        self.native = NativeStep(self.decoder, self.pools[1].layers, is_resident=is_resident)
         self.generator = torch.Generator().manual_seed(5)
 
     def inputs(self, sequences: list[tuple[int, int]]) -> StepInputs:
@@ -82,8 +84,11 @@ def test_the_native_step_is_the_decoder(tmp_path, family, num_threads):
         native.set_threads(before)
 
 
-def test_every_instruction_set_computes_the_same_step(tmp_path, isa):
-    pair = Pair(tmp_path, torch.float32, "f32", formats={"experts": "nvfp4", "proj": "int4"}, dtype="float32")
+@pytest.mark.parametrize("formats", [{"experts": "nvfp4", "proj": "int4"}, {"experts": "int4", "proj": "int8"}])
+@pytest.mark.parametrize("is_resident", [False, True])
+def test_every_instruction_set_computes_the_same_step(tmp_path, isa, formats, is_resident):
+    """From weights where they are, and from copies in tiles."""
+    pair = Pair(tmp_path, torch.float32, "f32", is_resident=is_resident, formats=formats, dtype="float32")
     for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
         expected, seen = pair.run(pair.inputs(step))
         _close(seen, expected, 1e-5)

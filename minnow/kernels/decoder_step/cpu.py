@@ -9,11 +9,13 @@ from torch import Tensor
 
 from minnow.formats.quantized import Weight
 from minnow.kernels import native, words
+from minnow.kernels.tiles import Tiled
 
 _NO_WEIGHT = (0,) * 7
 _NO_CACHE = (0,) * 13
 _MAX_PROJECTIONS = 5
-Expert = tuple[Weight, Weight, Weight]
+Matrix = Weight | Tiled
+Expert = tuple[Matrix, Matrix, Matrix]
 Words = ctypes.Array[ctypes.c_int64]
 
 
@@ -31,13 +33,13 @@ class LayerParts:
     """
 
     attention_norm: Tensor
-    projections: tuple[Weight, ...]
+    projections: tuple[Matrix, ...]
     head_norms: tuple[Tensor | None, ...]
     head_dims: tuple[int, ...]
-    project_out: Weight
+    project_out: Matrix
     feed_forward_norm: Tensor
     caches: tuple[Weight, Weight, Weight | None]
-    gate: Weight | None
+    gate: Matrix | None
     bias: Weight | None
     experts: tuple[Expert, ...]
     shared: Expert | None
@@ -52,9 +54,9 @@ class ModelParts:
     """
 
     layers: tuple[LayerParts, ...]
-    embedding: Weight
+    embedding: Matrix
     norm: Tensor
-    head: Weight
+    head: Matrix
     inv_freq: Tensor
     eps: float
     offset: float

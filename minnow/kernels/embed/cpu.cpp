@@ -3,7 +3,7 @@
 
 #include "../native/export.h"
 #include "../native/heads.h"
-#include "../native/weight.h"
+#include "../native/tiles.h"
 
 namespace MINNOW_ISA {
 
@@ -30,19 +30,33 @@ static inline void decode_row(const Reader& reader, int64_t width, float* y) {
 }
 
 void embed(Team& team, const int32_t* ids, int64_t num_tokens, const Weight& table, float* x, bool is_bf16) {
-    Scratch memory = team.scratch();
-    float* space = memory.take<float>(reader_scratch(table.width));
-    with_reader(table, space, [&](auto reader) {
+    const auto each = [&](auto&& decode) {
         team.for_each(num_tokens, [&](int64_t token) {
             float* y = x + token * table.width;
             if (ids[token] < 0 || ids[token] >= table.num_rows) {  // nothing to read there; NaN is noticed downstream
                 for (int64_t k = 0; k < table.width; ++k) y[k] = NAN;
                 return;
             }
-            reader.prepare(ids[token], 1);
-            reader.start(ids[token]);
-            decode_row(reader, table.width, y);
+            decode(ids[token], y);
             if (is_bf16) round_row(y, table.width);
+        });
+    };
+    if (is_tiled(table.format)) {
+        return each([&](int64_t id, float* y) {
+            if (has_int4_tiles(table.format)) {
+                decode_tiled_row<Int4Tile>(table, id, y);
+            } else {
+                decode_tiled_row<Int8Tile>(table, id, y);
+            }
+        });
+    }
+    Scratch memory = team.scratch();
+    float* space = memory.take<float>(reader_scratch(table.width));
+    with_reader(table, space, [&](auto reader) {
+        each([&](int64_t id, float* y) {
+            reader.prepare(id, 1);
+            reader.start(id);
+            decode_row(reader, table.width, y);
         });
     });
 }

@@ -118,8 +118,8 @@ private:
         for (int part = 0; part < 2; ++part) {
             const float* rows[kMaxFewRows];
             for (int64_t i = 0; i < count; ++i) rows[i] = x[part][groups_.token[first + i]];
-            const auto put = [&](int64_t row, int64_t at, float sum) { sums[part][row * step + at - output] = sum; };
-            multiply_few(team, *parts[part], orders[part], rows, count, output, end, put);
+            const Result result = {sums[part] - output, step, false, false};
+            multiply_few(team, *parts[part], orders[part], rows, count, output, end, result);
         }
         for (int64_t i = 0; i < count; ++i) {
             float* gate = sums[0] + i * step;

@@ -2,8 +2,35 @@
 #include "../native/export.h"
 #include "../native/gemm.h"
 #include "../native/matvec.h"
+#include "../native/tiles.h"
 
 namespace MINNOW_ISA {
+
+void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end, float* y,
+                    int64_t y_stride, bool is_added) {
+    const Sums out = {y, y_stride, is_added};
+    if (has_int4_tiles(w.format)) {
+        multiply_digits<Int4Tile>(w, x, num_rows, output, end, out);
+    } else {
+        multiply_digits<Int8Tile>(w, x, num_rows, output, end, out);
+    }
+}
+
+// Outputs [output, end) of one of several weights, whose own first output is number `start` of all.
+struct Place {
+    const Weight* weight;
+    int64_t start, output, end;
+};
+
+static inline Place find_item(const Weight* weights, int64_t item) {
+    int64_t start = 0;
+    for (; item >= num_items(*weights); ++weights) {
+        item -= num_items(*weights);
+        start += weights->num_rows;
+    }
+    const int64_t output = item * outputs_per_item(*weights), end = output + outputs_per_item(*weights);
+    return {weights, start, output, end < weights->num_rows ? end : weights->num_rows};
+}
 
 static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
                             int64_t num_weights, bool is_bf16, const Result& result) {
@@ -23,16 +50,10 @@ static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_
         }
     }
     team.for_each(total, [&](int64_t item) {
-        int64_t start = 0, i = 0;
-        for (; item >= num_items(weights[i]); ++i) {
-            item -= num_items(weights[i]);
-            start += weights[i].num_rows;
-        }
-        const Weight& w = weights[i];
-        const int64_t step = outputs_per_item(w), output = item * step;
-        const int64_t end = output + step < w.num_rows ? output + step : w.num_rows;
-        multiply_few(team, w, orders[i], rows[i], num_rows, output, end,
-                     [&](int64_t row, int64_t at, float sum) { result.put(row, start + at, sum); });
+        const Place place = find_item(weights, item);
+        const int64_t i = place.weight - weights;
+        multiply_few(team, *place.weight, orders[i], rows[i], num_rows, place.output, place.end,
+                     result.from(0, place.start));
     });
 }
 
@@ -84,8 +105,27 @@ static void multiply_by_panels(Team& team, const float* x, int64_t x_stride, int
         const float* rows[kPanelRows];
         for (int64_t i = 0; i < count; ++i) rows[i] = x + (row + i) * x_stride;
         const Weight view = {kF32, end - output, w.width, reinterpret_cast<const uint8_t*>(panel), nullptr, nullptr, 1.0};
-        const auto put = [&](int64_t i, int64_t at, float sum) { result.put(row + i, output + at, sum); };
-        multiply_groups<FloatDot>(team, PlainReader<float>(view, nullptr), rows, count, 0, end - output, put);
+        const Result part = result.from(row, output);
+        multiply_groups<FloatDot>(team, PlainReader<float>(view, nullptr), rows, count, 0, end - output, part);
+    });
+}
+
+// Many rows in fixed point: tiles stay in the first cache while rows go by, a group of rows in the second.
+static void multiply_by_tiles(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight& w,
+                              const Result& result) {
+    Scratch memory = team.shared();
+    const Order order = order_for(w, false);
+    const int64_t stride = packed_floats(order, w.width);
+    float* packed = memory.take<float>(num_rows * stride);
+    team.for_each(num_rows, [&](int64_t row) { pack_row(order, x + row * x_stride, w.width, packed + row * stride); });
+    const int64_t num_groups = (num_rows + kPanelRows - 1) / kPanelRows;
+    team.for_each(num_items(w) * num_groups, [&](int64_t item) {
+        const int64_t row = item / num_items(w) * kPanelRows;
+        const int64_t count = row + kPanelRows < num_rows ? kPanelRows : num_rows - row;
+        const float* rows[kPanelRows];
+        for (int64_t i = 0; i < count; ++i) rows[i] = packed + (row + i) * stride;
+        const Place place = find_item(&w, item % num_items(w));
+        multiply_few(team, w, order, rows, count, place.output, place.end, result.from(row, 0));
     });
 }
 
@@ -98,7 +138,11 @@ void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, cons
         gemm(team, x, x_stride, num_rows, weights, num_weights, y, y_stride, is_added, is_bf16);
     } else {
         for (int64_t i = 0; i < num_weights; y += weights[i].num_rows, ++i) {
-            multiply_by_panels(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
+            if (is_tiled(weights[i].format)) {
+                multiply_by_tiles(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
+            } else {
+                multiply_by_panels(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
+            }
         }
     }
 }

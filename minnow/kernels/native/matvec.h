@@ -3,6 +3,7 @@
 // A row's sums have the same order whatever rows stand beside it and whichever thread computes them.
 #pragma once
 
+#include "fixed_point.h"
 #include "weight.h"
 
 namespace MINNOW_ISA {
@@ -24,7 +25,6 @@ constexpr int kRowsAtOnce = 4;
 #endif
 constexpr int64_t kItemBytes = 12 << 10;      // of weights that one item reads: about a microsecond
 constexpr int64_t kRowsBytes = 24 << 10;      // of x that stay in the first cache while the outputs of an item go by
-constexpr int64_t kPrefetchBytes = 16 << 10;  // the processor's own prefetcher loses short rows
 
 // How rows of x lie for a product with weights of a format.
 enum class Order : int64_t {
@@ -32,6 +32,9 @@ enum class Order : int64_t {
     kSplit,    // FP32, each 32 values with the even ones first
     kNibbles,  // BF16, each 128 values in four groups of every fourth
     kPairs,    // BF16, as they are
+    kFixed8,   // fixed point of one digit, for tiles
+    kFixed16,  // of two
+    kFixed24,  // of three
 };
 
 // Sums over [start, end) chunks for kRows rows and kOutputs outputs, added to totals[output][row].
@@ -92,6 +95,7 @@ struct FloatDot {
 namespace MINNOW_ISA {
 
 inline Order order_for(const Weight& w, [[maybe_unused]] bool is_bf16) {
+    if (is_tiled(w.format)) return static_cast<Order>(static_cast<int64_t>(Order::kFixed8) + num_digits(w.format) - 1);
 #if defined(__AVX512BF16__)
     if (is_bf16 && is_split_format(w.format)) return Order::kNibbles;
     const bool has_exact_pairs = w.format == kMxfp8 || w.format == kFp8 || w.format == kBf16;
@@ -105,6 +109,9 @@ inline int64_t packed_floats(Order order, int64_t width) {
     switch (order) {
         case Order::kPlain: return 0;
         case Order::kSplit: return width;
+        case Order::kFixed8: return fixed_floats<1>(width);
+        case Order::kFixed16: return fixed_floats<2>(width);
+        case Order::kFixed24: return fixed_floats<3>(width);
 #if defined(__AVX512BF16__)
         case Order::kNibbles: return nibble_floats(width);
         case Order::kPairs: return width / 2;
@@ -131,6 +138,9 @@ inline const float* pack_row(Order order, const float* x, int64_t width, float* 
     switch (order) {
         case Order::kPlain: return x;
         case Order::kSplit: split_row(x, width, out); return out;
+        case Order::kFixed8: pack_fixed<1>(x, width, out); return out;
+        case Order::kFixed16: pack_fixed<2>(x, width, out); return out;
+        case Order::kFixed24: pack_fixed<3>(x, width, out); return out;
 #if defined(__AVX512BF16__)
         case Order::kNibbles: pack_nibbles(x, width, out); return out;
         case Order::kPairs: pack_pairs(x, width, out); return out;
@@ -148,7 +158,11 @@ struct Result {
     bool is_added;
     bool is_bf16;
 
-    inline void put(int64_t row, int64_t output, float value) const {
+    // The same with another first row and output.
+    inline Result from(int64_t row, int64_t output) const {
+        return {y + row * stride + output, stride, is_added, is_bf16};
+    }
+    inline void operator()(int64_t row, int64_t output, float value) const {
         float* place = y + row * stride + output;
         value = is_bf16 ? round_to_bf16(value) : value;
         if (is_added) value = is_bf16 ? round_to_bf16(*place + value) : *place + value;
@@ -230,12 +244,30 @@ inline void multiply_groups(Team& team, const Reader& reader, const float* const
     }
 }
 
+inline void put_tiled(Team&, const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
+                      const Result& result) {
+    multiply_tiled(w, x, num_rows, output, end, result.y + output, result.stride, result.is_added);
+}
+
+template <class Put>
+inline void put_tiled(Team& team, const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
+                      const Put& put) {
+    const int64_t num_outputs = end - output;
+    Scratch memory = team.scratch();
+    float* sums = memory.take<float>(num_rows * num_outputs);
+    multiply_tiled(w, x, num_rows, output, end, sums, num_outputs, false);
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t i = 0; i < num_outputs; ++i) put(row, output + i, sums[row * num_outputs + i]);
+    }
+}
+
 // put(row, output, sum) for num_rows rows of x times outputs [output, end) of the weight, by the calling thread.
 // x: a pointer a row, packed in the order. The weights of an item stay in the cache between groups of rows.
 template <class Put>
 inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] Order order, const float* const* x,
                          int64_t num_rows, int64_t output, int64_t end, const Put& put) {
     Scratch memory = team.scratch();
+    if (is_tiled(w.format)) return put_tiled(team, w, x, num_rows, output, end, put);
     float* scratch = memory.take<float>(reader_scratch(w, end - output));
     with_reader(w, scratch, [&](auto reader) {
         reader.prepare(output, end - output);
@@ -256,6 +288,7 @@ inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] Order ord
 // Outputs that one item computes.
 inline int64_t outputs_per_item(const Weight& w) {
     const int64_t outputs = kItemBytes / (row_bytes(w) + 1);
+    if (is_tiled(w.format)) return outputs < 32 ? 32 : outputs / 32 * 32;
     return outputs < 8 ? 8 : outputs / 4 * 4;
 }
 

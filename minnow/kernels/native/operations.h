@@ -12,15 +12,20 @@
 namespace MINNOW_ISA {
 
 // As in kernels/words.py, which also lays out the structs below.
-enum Format : int64_t { kF32, kBf16, kF16, kFp8, kNvfp4, kMxfp4, kMxfp8, kInt4, kInt8 };
+enum Format : int64_t { kF32, kBf16, kF16, kFp8, kNvfp4, kMxfp4, kMxfp8, kInt4, kInt8, kTiles };
 
-// A matrix [num_rows width] in the checkpoint's own layout; seven words of int64 in the interface.
+// Of weights in tiles (tiles.h): kTiles and up, for int4 and int8 each, by the digits that rows of x have (fixed_point.h).
+inline bool is_tiled(int64_t format) { return format >= kTiles; }
+inline bool has_int4_tiles(int64_t format) { return (format - kTiles) % 2 == 0; }
+inline int64_t num_digits(int64_t format) { return (format - kTiles) / 2 + 1; }
+
+// A matrix [num_rows width] in the checkpoint's own layout, or in tiles (tiles.h); seven words of int64 in the interface.
 struct Weight {
     int64_t format;
     int64_t num_rows;
     int64_t width;
     const uint8_t* codes;     // rows dense
-    const uint8_t* scales;    // null where the format has none
+    const uint8_t* scales;    // null where the format has none, or keeps them in its tiles
     const uint8_t* minimums;  // int4 alone
     double global_scale;      // multiplies every value; 1 without one
 };
@@ -61,6 +66,11 @@ void embed(Team& team, const int32_t* ids, int64_t num_tokens, const Weight& tab
 
 void norm(Team& team, const float* x, int64_t x_stride, const Weight& w, float* y, int64_t num_rows, int64_t width,
           float eps, float offset, bool is_bf16);
+
+// y [num_rows, end - output]: packed rows of x times outputs [output, end) of a tiled weight, by the calling thread alone;
+// added to what is there if `is_added`.
+void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end, float* y,
+                    int64_t y_stride, bool is_added);
 
 // y[t, :] = x[t, :] @ concat(weights)^T; added to what is there if `is_added` (a residual).
 void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,

@@ -15,6 +15,7 @@
 namespace MINNOW_ISA {
 
 constexpr int64_t kChunk = 32;  // values that a reader hands out at once
+constexpr int64_t kPrefetchBytes = 16 << 10;  // the processor's own prefetcher loses short rows
 
 // Floats of scratch that a reader of some rows needs.
 inline int64_t reader_scratch(const Weight& w, int64_t num_rows) {
@@ -31,7 +32,8 @@ inline int64_t row_bytes(const Weight& w) {
         case kF32: return 4 * w.width;
         case kBf16: case kF16: return 2 * w.width;
         case kFp8: case kMxfp8: case kInt8: return w.width;
-        default: return w.width / 2;
+        case kNvfp4: case kMxfp4: case kInt4: return w.width / 2;
+        default: return has_int4_tiles(w.format) ? w.width / 2 + w.width / 32 * 4 : w.width + w.width / 32 * 2;
     }
 }
 

@@ -1,0 +1,95 @@
+// rows of FP32 as whole numbers, 32 values to a step, for exact products with integer weights
+//
+// With three digits a block of 32 values becomes whole numbers below 2^22 in steps of a power of two: its greatest value
+// keeps 21 bits or more, and none of the others is off by more than half a step, which is what FP32 sums of such products
+// lose as well. Two digits and one are roundings to 16 and 8 bits that a user may choose. A digit is a signed byte of
+// base 256; integer dot products take one after the other.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+#include "elements.h"
+
+namespace MINNOW_ISA {
+
+constexpr int64_t kBlock = 32;
+
+// A block, ready to be multiplied with tiles.h.
+template <int kDigits>
+struct FixedBlock {
+    int8_t digits[kDigits][kBlock];  // highest first; eight values at a time, the even ones before the odd ones
+    int32_t offsets[kDigits];        // -128 times the sum of the digits: what codes that are 128 too great add
+    float step;                      // what 1 stands for; NaN where a value is not finite
+    float sum;                       // of the values
+};
+
+// Floats that a packed row takes.
+template <int kDigits>
+constexpr int64_t fixed_floats(int64_t width) {
+    return width / kBlock * static_cast<int64_t>(sizeof(FixedBlock<kDigits>) / sizeof(float));
+}
+
+inline float float_of(int32_t bits) {
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// What values are multiplied with to become whole numbers; bits: of the greatest magnitude.
+template <int kDigits>
+inline float factor_for(int32_t bits) {
+    constexpr int32_t kLeast = 27;  // 2^-100: blocks below it are zero, or steps would not be normal numbers
+    const int32_t exponent = bits >> 23 < kLeast ? kLeast : bits >> 23;
+    if (kDigits == 3) return float_of((254 + 21 - exponent) << 23);
+    const float greatest = exponent == kLeast ? float_of(kLeast << 23) : float_of(bits);
+    return (kDigits == 2 ? 127.0f * 256.0f : 127.0f) / greatest;
+}
+
+template <int kDigits>
+inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
+    int32_t bits[kBlock], greatest = 0;
+    __builtin_memcpy(bits, x, sizeof bits);
+    for (int i = 0; i < kBlock; ++i) {
+        const int32_t magnitude = bits[i] & 0x7fffffff;
+        greatest = magnitude > greatest ? magnitude : greatest;
+    }
+    const bool is_finite = greatest >> 23 != 255;
+    const float factor = is_finite ? factor_for<kDigits>(greatest) : 0.0f;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, in its low bits
+    int32_t numbers[kBlock], total = 0;
+    for (int i = 0; i < kBlock; ++i) {
+        const float shifted = x[i] * factor + magic;
+        int32_t number;
+        __builtin_memcpy(&number, &shifted, sizeof number);
+        numbers[i] = number - 0x4b400000;
+        total += numbers[i];
+    }
+    for (int digit = kDigits; digit-- > 0;) {
+        int8_t bytes[kBlock];
+        int32_t digits = 0;
+        for (int i = 0; i < kBlock; ++i) {
+            bytes[i] = static_cast<int8_t>(numbers[i]);
+            digits += bytes[i];
+            numbers[i] = (numbers[i] - bytes[i]) >> 8;
+        }
+        out.offsets[digit] = -128 * digits;
+        for (int eight = 0; eight < kBlock; eight += 8) {
+            for (int i = 0; i < 4; ++i) {
+                out.digits[digit][eight + i] = bytes[eight + 2 * i];
+                out.digits[digit][eight + 4 + i] = bytes[eight + 2 * i + 1];
+            }
+        }
+    }
+    out.step = is_finite ? 1.0f / factor : NAN;
+    out.sum = static_cast<float>(total) * out.step;
+}
+
+// x [width], a multiple of 32.
+template <int kDigits>
+inline void pack_fixed(const float* x, int64_t width, float* out) {
+    FixedBlock<kDigits>* blocks = reinterpret_cast<FixedBlock<kDigits>*>(out);
+    for (int64_t b = 0; b < width / kBlock; ++b) pack_block(x + b * kBlock, blocks[b]);
+}
+
+}  // namespace MINNOW_ISA
