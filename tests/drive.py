@@ -11,7 +11,7 @@ from minnow.config.model import ModelConfig
 from minnow.kernels import registry
 from minnow.kernels.registry import Kernels
 from minnow.model.decoder import Decoder
-from minnow.model.step import StepInputs
+from minnow.model.step import StepFunction, StepInputs
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ class Driver:
         index_format: str | None = None,
         seed: int = 0,
     ) -> None:
-        self.decoder = decoder
+        self.decoder: StepFunction = decoder
         layout = layout_of(config, kv_format, index_format or kv_format)
         self.block_size = layout.block_size
         self.pool = Pool(layout, num_blocks, CPU)
@@ -61,12 +61,13 @@ class Driver:
         return list(self.decoder(inputs, self.pool.layers).logits.split(counts))
 
     def run(self, ids: Tensor, chunks: Sequence[int]) -> Tensor:
-        """Logits of a whole sequence, computed chunk by chunk: f32 [T V]."""
+        """Logits of a whole sequence, computed chunk by chunk: f32 [T V]; its blocks are free again."""
         assert sum(chunks) == len(ids)
         table, start, logits = self.table(len(ids)), 0, []
         for count in chunks:
             logits += self.step([(ids[start : start + count], start, table)])
             start += count
+        self._free = table[0].tolist() + self._free
         return torch.cat(logits)
 
 

@@ -1,6 +1,7 @@
 """perplexity of a model through Minnow's own decoder, by cache format, against transformers
 
     python -m tools.eval [--model DIR] [--kilobytes 200] [--window 1024] [--caches float32 bfloat16 fp8 nvfp4]
+                         [--activations none int16 int8]
 
 The text is Python's own topic documentation (pydoc_data.topics), cut into windows that are scored alone.
 """
@@ -21,11 +22,13 @@ from minnow.checkpoint.load import fill, open_weights
 from minnow.config import model as model_config
 from minnow.formats.quantized import Weight, decode
 from minnow.model.decoder import Decoder
+from minnow.model.native_step import NativeStep
 from minnow.text.tokenizer import Tokenizer
 from tests.drive import CPU, Driver, even_chunks, make_kernels
 from tests.model import llama_oracle
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DIGITS = {"none": 3, "int16": 2, "int8": 1}
 
 
 def text(num_bytes: int) -> str:
@@ -68,6 +71,16 @@ def through_cache(decoder: Decoder, cache: str, chunk: int) -> Callable[[Tensor]
     return run
 
 
+def through_step(directory: Path, cache: str, chunk: int, window: int, digits: int) -> Callable[[Tensor], Tensor]:
+    """The same through the native step as it is served: from the checkpoint's own weights, FP32 activations."""
+    config = model_config.read(directory)
+    decoder = Decoder(config, make_kernels(), torch.float32, CPU)
+    fill(decoder, open_weights(directory, config))
+    driver = Driver(decoder, config, num_blocks=-(-window // 128) + 1, kv_format=cache)
+    driver.decoder = NativeStep(decoder, driver.pool.layers, is_resident=True, digits=digits)
+    return lambda ids: driver.run(ids, even_chunks(len(ids), chunk))
+
+
 def main() -> None:
     """Print one line a measurement."""
     parser = argparse.ArgumentParser(description="perplexity by cache format, against transformers")
@@ -77,6 +90,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--dtype", choices=_DTYPES, default="float32")
     parser.add_argument("--caches", nargs="*", default=["float32", "bfloat16", "fp8", "nvfp4"])
+    parser.add_argument("--activations", nargs="*", choices=_DIGITS, default=list(_DIGITS), help="of the native step")
     args = parser.parse_args()
     directory = demo.resolve(args.model)
     ids = torch.tensor(Tokenizer.load(directory).encode(text(args.kilobytes * 1000)))
@@ -86,6 +100,9 @@ def main() -> None:
     decoder = decoder_of(directory, args.dtype)
     for cache in args.caches:
         _show(f"minnow, {cache} cache", through_cache(decoder, cache, args.chunk), ids, args.window, base)
+        for name in args.activations:
+            step = through_step(directory, cache, args.chunk, args.window, _DIGITS[name])
+            _show(f"native step, {name}, {cache} cache", step, ids, args.window, base)
 
 
 def _show(name: str, run: Callable[[Tensor], Tensor], ids: Tensor, window: int, base: float | None) -> float:
@@ -93,7 +110,7 @@ def _show(name: str, run: Callable[[Tensor], Tensor], ids: Tensor, window: int, 
     total, count = loss(run, ids, window)
     perplexity = math.exp(total / count)
     change = "" if base is None else f"{100 * (perplexity / base - 1):+.3f} %"
-    print(f"{name:26} perplexity {perplexity:9.4f}  {change:>10}  {time.perf_counter() - start_s:6.0f} s", flush=True)
+    print(f"{name:38} perplexity {perplexity:9.4f}  {change:>10}  {time.perf_counter() - start_s:6.0f} s", flush=True)
     return perplexity
 
 

@@ -6,11 +6,12 @@ import torch
 
 from minnow.cache.pool import LayerCache
 from minnow.checkpoint.resident import ResidentWeights
+from minnow.core.errors import ConfigError
 from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels import words
 from minnow.kernels.decoder_step.cpu import LayerParts, Matrix, ModelParts, NativeModel
 from minnow.kernels.registry import Kernels
-from minnow.kernels.tiles import can_tile, tile
+from minnow.kernels.tiles import Tiled, can_tile, tile
 from minnow.model.decoder import Decoder, DecoderLayer
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope
@@ -108,6 +109,8 @@ def _resident(decoder: Decoder, dtype: torch.dtype, digits: int) -> Callable[[We
             held[name] = memory.copy_tiled(tile(weight, digits))
         else:
             held[name] = memory.copy(weight)
+    if digits < 3 and not any(isinstance(weight, Tiled) for weight in held.values()):
+        raise ConfigError("--activation-quantization rounds for int4 and int8 weights, and this checkpoint has none")
     return lambda weight: held[id(weight)]
 
 

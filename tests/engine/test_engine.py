@@ -165,3 +165,23 @@ def test_the_plan_of_a_step_that_fails_is_recorded(
     engine.close()
     steps = list(record.read(path))
     assert [step.result is None for step in steps] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dtype": "bfloat16"}, "--dtype is bfloat16"),
+        ({"safetensors_load_strategy": "lazy"}, "--safetensors-load-strategy eager copies them"),
+        ({"kernel_backends": "norm=reference"}, "asks for norm=reference"),
+    ],
+)
+def test_activations_are_not_rounded_where_nothing_would_do_it(
+    directory: Path, settings: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--activation-quantization int8 cannot be had here: .*{words}"):
+        running.make(directory, activation_quantization="int8", **{"dtype": "float32", **settings})
+
+
+def test_there_must_be_something_to_round_for(directory: Path) -> None:
+    with pytest.raises(ConfigError, match="int4 and int8 weights, and this checkpoint has none"):
+        running.make(directory, activation_quantization="int16", dtype="float32")

@@ -15,7 +15,7 @@ from tests.engine.running import GREEDY
 FAMILIES = {
     "m3": {"family": "m3", "layers": 3},
     "m31-nvfp4": {"family": "m3", "layers": 2, "format": "m3.1", "dtype": "bfloat16"},
-    "llama-int4": {"family": "llama", "layers": 2, "formats": {"model.layers.*.mlp.up_proj": "int4"}},
+    "llama-int": {"family": "llama", "layers": 2, "formats": {"*.up_proj": "int4", "*.down_proj": "int8"}},
 }
 
 
@@ -40,6 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "preempted": {"num_gpu_blocks_override": 14, "max_num_seqs": 5},
     "reference kernels": {"kernel_backends": "*=reference"},
     "by priority": {"scheduling_policy": "priority"},
+    "weights in place": {"safetensors_load_strategy": "lazy"},
 }
 
 
@@ -54,6 +55,16 @@ def test_tokens_are_those_of_a_plain_run(directory: Path, way: str, sampling: Sa
     assert running.run(engine, prompts, sampling) == expected
     assert (engine.stats().num_preemptions > 0) == (way == "preempted")
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+@pytest.mark.parametrize("rounding", ["int16", "int8"])
+def test_rounded_activations_depend_on_no_neighbour(tmp_path: Path, rounding: str) -> None:
+    tiny.write_tiny(tmp_path, dtype="float32", **FAMILIES["llama-int"])
+    settings = {"dtype": "float32", "kv_cache_dtype": "fp8", "activation_quantization": rounding}
+    prompts = _prompts(8)
+    alone = running.make(tmp_path, enable_prefix_caching=False, **settings)
+    expected = [running.run(alone, [p], GREEDY)[0] for p in prompts]
+    assert running.run(running.make(tmp_path, max_num_batched_tokens=40, **settings), prompts, GREEDY) == expected
 
 
 @pytest.mark.parametrize("cache", ["float32", "nvfp4"])

@@ -10,6 +10,9 @@
 #include <stdint.h>
 
 #include "elements.h"
+#if defined(__AVX512BW__)
+#include <immintrin.h>
+#endif
 
 namespace MINNOW_ISA {
 
@@ -46,6 +49,33 @@ inline float factor_for(int32_t bits) {
     return (kDigits == 2 ? 127.0f * 256.0f : 127.0f) / greatest;
 }
 
+#if defined(__AVX512BW__)
+template <int kDigits>
+inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
+    const __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
+    const __m512i magnitudes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(first)),
+                                                _mm512_castps_si512(_mm512_abs_ps(second)));
+    const int32_t greatest = _mm512_reduce_max_epi32(magnitudes);
+    const bool is_finite = greatest >> 23 != 255;
+    const float factor = is_finite ? factor_for<kDigits>(greatest) : 0.0f;
+    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(factor)));
+    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(factor)));
+    const int32_t total = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    for (int digit = kDigits; digit-- > 0;) {
+        const __m128i low = _mm512_cvtepi32_epi8(a), high = _mm512_cvtepi32_epi8(b);
+        const __m512i wide_low = _mm512_cvtepi8_epi32(low), wide_high = _mm512_cvtepi8_epi32(high);
+        out.offsets[digit] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(wide_low, wide_high));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.digits[digit]),
+                            _mm256_shuffle_epi8(_mm256_set_m128i(high, low), order));
+        a = _mm512_srai_epi32(_mm512_sub_epi32(a, wide_low), 8);
+        b = _mm512_srai_epi32(_mm512_sub_epi32(b, wide_high), 8);
+    }
+    out.step = is_finite ? 1.0f / factor : NAN;
+    out.sum = static_cast<float>(total) * out.step;
+}
+#else
 template <int kDigits>
 inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
     int32_t bits[kBlock], greatest = 0;
@@ -84,6 +114,8 @@ inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
     out.step = is_finite ? 1.0f / factor : NAN;
     out.sum = static_cast<float>(total) * out.step;
 }
+
+#endif
 
 // x [width], a multiple of 32.
 template <int kDigits>
