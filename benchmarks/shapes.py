@@ -4,9 +4,12 @@ Random weights, few layers, so that it fits 24 GiB. Prints a row of `minnow benc
 What is read comes from memory, not from a cache: calls go round over several copies, layers or choices.
 """
 
+import ctypes
 import gc
 import itertools
 import json
+import mmap
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from minnow.bench.limit import Limits, measure_limits
 from minnow.bench.timing import Interleaved, Spread, interleave, measure, seconds
 from minnow.cache.layout import BlockLayout, PageGroup, layout_of
 from minnow.cache.pool import LayerCache, Pool
+from minnow.checkpoint.resident import ResidentWeights
 from minnow.config import model as model_config
 from minnow.config.model import ModelConfig
 from minnow.core.errors import MinnowError
@@ -46,12 +50,19 @@ class Bench:
         self.limits: Limits = measure_limits(num_threads)
         self.kernels: Kernels = registry.bind(registry.target_of(torch.device("cpu")))
         self.is_quick = is_quick
+        self._most_bytes_s = 0.0
         self.repeats = 5 if is_quick else 15
 
-    @property
     def memory_bytes_s(self) -> float:
-        """Bandwidth of reading what no cache holds."""
-        return self.limits.bytes_s(_WHOLE_MEMORY)
+        """Bandwidth of reading what no cache holds, from huge pages: the best of what was seen until now."""
+        fresh = replace(self.limits, _bytes_s={}).bytes_s(_WHOLE_MEMORY)
+        self._most_bytes_s = max(self._most_bytes_s, fresh)
+        return self._most_bytes_s
+
+    def peak(self) -> tuple[str, float]:
+        """Multiplications and additions a second of exact values in registers, and a name for that."""
+        kind = max(("f32", "bf16"), key=lambda name: self.limits.operations_s.get(name, 0.0))
+        return kind, self.limits.operations_s[kind]
 
     def time(self, call: Callable[[], object], least_repeats: int = 0) -> Spread:
         """Seconds of a call."""
@@ -80,14 +91,30 @@ def row(
             "details": [detail for detail in details if detail], "numbers": dict(numbers or {})}  # fmt: skip
 
 
-def share(bench: Bench, work: str, bar: float, num_bytes: float, taken: Spread, *operations: str) -> Row:
-    """A row for bytes read, against what memory gives."""
-    limit = bench.memory_bytes_s
+def share(
+    bench: Bench, work: str, bar: float, num_bytes: float, taken: Spread, *operations: str, num_products: float
+) -> Row:
+    """A row for bytes read, against what memory gives; num_products: multiplications and additions."""
+    limit, (kind, peak) = bench.memory_bytes_s(), bench.peak()
     per_cent = [100 * num_bytes / s / limit for s in (taken.median, taken.high, taken.low)]
     rate = f"{num_bytes / taken.median / 1e9:.1f} GB/s of {limit / 1e9:.1f}"
     details = [f"{num_bytes / 1e6:.1f} MB in {show(taken.median)}: {rate}", bench.backends(*operations)]
+    most = 100 * num_bytes / limit * peak / num_products
+    if most < 100:
+        details.append(f"its arithmetic at this processor's {kind} peak of {peak / 1e12:.2f} TFLOP/s takes "
+                       f"{show(num_products / peak)}: {most:.0f} % is the most that can be")  # fmt: skip
     return row(work, "%", bar, per_cent[0], details, spread=(per_cent[1], per_cent[2]),
                numbers={"median_s": taken.median, "read_bytes": num_bytes, "limit_bytes_s": limit})  # fmt: skip
+
+
+def least_ratio(bench: Bench, few: tuple[float, float], many: tuple[float, float]) -> str:
+    """What many rows take at least, by what few do: (bytes, multiplications and additions) each."""
+    limit, (kind, peak) = bench.memory_bytes_s(), bench.peak()
+    least = [max(num_bytes / limit, num_products / peak) for num_bytes, num_products in (few, many)]
+    return (
+        f"at this processor's {kind} peak of {peak / 1e12:.2f} TFLOP/s and {limit / 1e9:.1f} GB/s it is at least "
+        f"{least[1] / least[0]:.2f} x ({show(least[1])} by {show(least[0])})"
+    )
 
 
 def show(taken_s: float) -> str:
@@ -102,12 +129,14 @@ def moe(bench: Bench) -> Iterator[Row]:
         encode("nvfp4", torch.randn(INNER, WIDTH)),
         encode("nvfp4", torch.randn(WIDTH, INNER)),
     )
-    table = [tuple(_copy(part) for part in one) for _ in range(NUM_EXPERTS + 1)]
-    expert_bytes = sum(part.num_bytes for part in one if isinstance(part, Quantized))
+    expert_bytes = sum(_num_bytes(part) for part in one)
+    memory = ResidentWeights((NUM_EXPERTS + 1) * expert_bytes, 6 * (NUM_EXPERTS + 1))
+    table = [tuple(map(memory.copy, one)) for _ in range(NUM_EXPERTS + 1)]
     choices = itertools.cycle([_choose(1, seed) for seed in range(64)])
     x = torch.randn(1, WIDTH).bfloat16()
     taken = bench.time(lambda: bench.kernels.experts(x, *next(choices), table, _ACTIVATION))
-    yield share(bench, "MoE layer, NVFP4, 1 row", 70.0, (TOP + 1) * expert_bytes, taken, "experts")
+    yield share(bench, "MoE layer, NVFP4, 1 row", 70.0, (TOP + 1) * expert_bytes, taken, "experts",
+                num_products=6 * (TOP + 1) * WIDTH * INNER)  # fmt: skip
 
     x512 = torch.randn(512, WIDTH).bfloat16()
     ids, weights = _choose(512, 1)
@@ -147,18 +176,21 @@ class TorchExperts:
 def matrix(bench: Bench) -> Iterator[Row]:
     """A square MXFP8 matrix times few rows and many."""
     first = encode("mxfp8", torch.randn(WIDTH, WIDTH))
-    copies = itertools.cycle([[_copy(first)] for _ in range(8)])  # 311 MB
+    num_bytes = _num_bytes(first)
+    memory = ResidentWeights(8 * num_bytes, 16)
+    copies = itertools.cycle([[memory.copy(first)] for _ in range(8)])  # 311 MB
     functions: dict[str, Callable[[], float]] = {}
     for num_rows in (1, 8, 32):
         x = torch.randn(num_rows, WIDTH).bfloat16()
         functions[str(num_rows)] = seconds(lambda x=x: bench.kernels.linear(x, next(copies)))  # type: ignore[misc]
     seen = interleave(functions, 4 * bench.repeats)
     one = seen.of("1").median
-    num_bytes = first.num_bytes if isinstance(first, Quantized) else 0
-    speed = f"1 row: {show(one)}, {num_bytes / one / 1e9:.1f} GB/s of {bench.memory_bytes_s / 1e9:.1f}"
+    speed = f"1 row: {show(one)}, {num_bytes / one / 1e9:.1f} GB/s of {bench.memory_bytes_s() / 1e9:.1f}"
     for num_rows, bar in ((8, 1.25), (32, 1.6)):
         ratio, median = seen.ratio(str(num_rows), "1"), seen.of(str(num_rows)).median
-        details = [speed, f"{num_rows} rows: {show(median)}", bench.backends("linear")]
+        products = 2 * WIDTH * WIDTH
+        least = least_ratio(bench, (num_bytes, products), (num_bytes, num_rows * products))
+        details = [speed, f"{num_rows} rows: {show(median)}", least, bench.backends("linear")]
         yield row(f"MXFP8 6144 x 6144: {num_rows} rows against 1", "x", bar, ratio.median, details, is_least=False,
                   spread=(ratio.low, ratio.high), numbers={"one_row_s": one, "rows_s": median})  # fmt: skip
 
@@ -183,12 +215,13 @@ def attention(bench: Bench) -> Iterator[Row]:
     model = model_config.known("m3.1-flash")
     assert model is not None
     layout = _layout(model)
-    before = _resident_bytes()
-    pool = _filled(layout, bench.kernels)
+    before = _process_bytes()
+    pool = _filled(layout, bench.kernels, MILLION // 128)
     formula = NUM_LAYERS * (576 + 72) * MILLION
-    resident = _resident_bytes() - before
-    parts = {"by the system": resident, "of rows": pool.rows.nbytes, "by the formula": formula}
-    words = ", ".join(f"{num_bytes / 1e9:.3f} GB {what}" for what, num_bytes in parts.items())
+    resident, grown = _resident_bytes(pool.rows), _process_bytes() - before
+    parts = {"resident": resident, "of rows": pool.rows.nbytes, "by the formula": formula}
+    parts["more in the process, with what filling them left behind"] = grown
+    words = ", ".join(f"{num_bytes:,} bytes {what}" for what, num_bytes in parts.items())
     yield row("1M tokens of context resident: off the formula by", "%", 1.0, 100 * abs(resident / formula - 1), [words],
               is_least=False, numbers={"resident_bytes": resident, "formula_bytes": formula})  # fmt: skip
     table = torch.randperm(MILLION // 128, generator=torch.Generator().manual_seed(1)).to(torch.int32)[None]
@@ -197,7 +230,8 @@ def attention(bench: Bench) -> Iterator[Row]:
     where = _where(table, MILLION, 1)
     index_q = torch.randn(1, 4, 128).bfloat16()
     taken = bench.time(lambda: bench.kernels.index_score(index_q, next(layers).index, *where))
-    yield share(bench, "index scan of 1M tokens, NVFP4", 70.0, 72 * MILLION, taken, "index_score")
+    yield share(bench, "index scan of 1M tokens, NVFP4", 70.0, 72 * MILLION, taken, "index_score",
+                num_products=2 * 4 * 128 * MILLION)  # fmt: skip
     yield from _few_rows(bench, table, layers)
     yield from _by_length(bench, pool, table, model)
 
@@ -216,11 +250,13 @@ def _few_rows(bench: Bench, table: Tensor, layers: Iterator[LayerCache]) -> Iter
 
         functions[str(num_rows)] = seconds(call)
     seen = interleave(functions, 20 * bench.repeats, num_warmups=3)
-    one_bytes = 4 * 16 * 128 * 2 * 72
-    yield share(bench, "sparse attention over 16 blocks, 1 row", 60.0, one_bytes, seen.of("1"), "sparse_attention")
+    block_bytes, products = 4 * 128 * 2 * 72, 4 * 64 * 128 * 16 * 128  # a row scores and sums 16 blocks for 64 heads
+    yield share(bench, "sparse attention over 16 blocks, 1 row", 60.0, 16 * block_bytes, seen.of("1"),
+                "sparse_attention", num_products=products)  # fmt: skip
     ratio = seen.ratio("8", "1")
     details = [
-        f"1 row {show(seen.of('1').median)}, 8 rows {show(seen.of('8').median)}; a head's rows share 14 of 16 blocks"
+        f"1 row {show(seen.of('1').median)}, 8 rows {show(seen.of('8').median)}; a head's rows share 14 of 16 blocks",
+        least_ratio(bench, (16 * block_bytes, products), (30 * block_bytes, 8 * products)),
     ]
     yield row("sparse attention, 8 rows against 1", "x", 2.5, ratio.median, details, is_least=False,
               spread=(ratio.low, ratio.high),
@@ -261,7 +297,7 @@ def _by_length(bench: Bench, pool: Pool, table: Tensor, model: ModelConfig) -> I
     yield row("attention of 4 layers at 1M: dense against MSA", "x", 6.0, ratio.median, details,
               spread=(ratio.low, ratio.high), numbers=numbers)  # fmt: skip
     yield share(bench, "dense attention of 4 layers at 1M", 60.0, NUM_LAYERS * MILLION * 576, seen.of("dense"),
-                "dense_attention")  # fmt: skip
+                "dense_attention", num_products=NUM_LAYERS * MILLION * 4 * 64 * 128)  # fmt: skip
 
 
 def _against(bench: Bench, work: str, bar: float, seen: Interleaved, other: str, operations: float, op: str) -> Row:
@@ -276,13 +312,15 @@ def _against(bench: Bench, work: str, bar: float, seen: Interleaved, other: str,
     details.append(
         f"{100 * rate / bf16:.0f} % of the bf16 register peak of {bf16 / 1e12:.2f} TFLOP/s ({kind}: {peak / 1e12:.2f})"
     )
+    most = seen.of(other).median * bf16 / operations
+    details.append(f"at that peak it would be {most:.2f} x")
     numbers = {"minnow_s": seen.of("minnow").median, "torch_s": seen.of(other).median, "bf16_peak_s": bf16}
     spread = (ratio.low, ratio.high)
     return row(work, "x", bar, ratio.median, [*details, bench.backends(op)], spread=spread, numbers=numbers)
 
 
-def _copy(weight: Weight) -> Weight:
-    return weight.map(Tensor.clone) if isinstance(weight, Quantized) else weight.clone()
+def _num_bytes(weight: Weight) -> int:
+    return weight.num_bytes if isinstance(weight, Quantized) else weight.nbytes
 
 
 def _pack(weight: Tensor, num_rows: int) -> Tensor:
@@ -332,9 +370,9 @@ def _first_layers(group: PageGroup) -> PageGroup:
     return replace(group, layers=tuple(range(NUM_LAYERS)))
 
 
-def _filled(layout: BlockLayout, kernels: Kernels) -> Pool:
-    """A million tokens: 64 blocks of random keys and values, over and over."""
-    pool = Pool(layout, MILLION // 128, torch.device("cpu"))
+def _filled(layout: BlockLayout, kernels: Kernels, num_blocks: int) -> Pool:
+    """Blocks of a cache: 64 of random keys and values, over and over."""
+    pool = Pool(layout, num_blocks, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     slots = torch.arange(64 * 128)
     for layer in pool.layers:
@@ -346,9 +384,19 @@ def _filled(layout: BlockLayout, kernels: Kernels) -> Pool:
     return pool
 
 
-def _resident_bytes() -> int:
+def _resident_bytes(data: Tensor) -> int:
+    """Those pages of a tensor that are in memory, by the system."""
+    first = data.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    num_bytes = data.data_ptr() + data.nbytes - first
+    pages = ctypes.create_string_buffer(-(-num_bytes // mmap.PAGESIZE))
+    if ctypes.CDLL(None, use_errno=True).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_bytes), pages):
+        raise MemoryError(f"mincore fails with {ctypes.get_errno()}")
+    return sum(page & 1 for page in pages.raw) * mmap.PAGESIZE
+
+
+def _process_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 def main(words: list[str]) -> int:
@@ -365,7 +413,8 @@ def main(words: list[str]) -> int:
             name = (part.__doc__ or part.__name__).split("\n")[0]
             found = row(f"not measured to its end: {name}", "x", 1.0, 0.0, [lost])
             sys.stdout.write(json.dumps(found) + "\n")
-        sys.stderr.write(f"{part.__name__}: {time.perf_counter() - started:.0f} s\n")
+        most_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        sys.stderr.write(f"{part.__name__}: {time.perf_counter() - started:.0f} s, {most_gb:.1f} GB at the most\n")
         gc.collect()
     return 0
 

@@ -2,19 +2,20 @@
 
     python -m tools.sanitize [address] [thread] [-- arguments of pytest]
 
-Builds the C++ library anew in build/sanitize with the compiler's own sanitizers and runs tests/kernels over it, once
-for each instruction set of this processor, with more threads than the tests take by themselves. Python and torch are
-not watched: only what the library does counts. Fails when a test fails or a sanitizer says anything.
+Builds the C++ library anew in build/sanitize with the compiler's own sanitizers and runs the kernel tests over it, for
+the least and the best instruction set of this processor, with more threads than the tests take by themselves. Python
+and torch are not watched: only what the library does counts. Fails when a test fails or a sanitizer says anything.
 """
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from minnow.core import env
 
@@ -25,6 +26,9 @@ NUM_THREADS = 3
 _CAPTURE = "--capture=sys"
 _TESTS = (
     "tests/kernels",
+    "tests/model/test_native_step.py",
+    # Of processes and of limits of their memory, which sanitizers have rules of their own for.
+    "--ignore=tests/kernels/test_threads.py",
     "-q",
     "-m",
     "not slow and not gpu",
@@ -34,8 +38,11 @@ _TESTS = (
     "-p",
     "tools.sanitize",
 )
+_COMPILING = {"objects", "emulated"}  # fixtures that compile kernels: those would not be watched
 # Sanitizers make the optimiser see paths that are not there.
 _QUIET = ("-Wno-maybe-uninitialized", "-Wno-stringop-overflow", "-Wno-array-bounds", "-Wno-tsan")
+# More than that, and a file of kernels takes many minutes to compile.
+_SPEED = ("-O1", "-g1", "--param", "asan-instrumentation-with-call-threshold=0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,7 @@ SANITIZER_BY_NAME = {
         flags=("-fsanitize=thread",),
         runtime="libtsan.so",
         # Calls from libraries that were not built so, torch's above all, look like races: nobody saw their locks.
-        options={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 exitcode=66"},
+        options={"TSAN_OPTIONS": "ignore_noninstrumented_modules=1 exitcode=66 die_after_fork=0"},
     ),
 }
 
@@ -80,16 +87,16 @@ def environment(sanitizer: Sanitizer, log: Path) -> dict[str, str]:
     return {**env.read_prefixed(""), **options, "LD_PRELOAD": str(Path(path).resolve())}
 
 
-def build(name: str, folder: Path) -> Path:
-    """Build the library, and give the folder that MINNOW_NATIVE takes."""
+def build(name: str, folder: Path, isas: Sequence[str]) -> Path:
+    """Build the library for some instruction sets, and give the folder that MINNOW_NATIVE takes."""
     if shutil.which("cmake") is None:
         raise SystemExit("sanitize: there is no cmake; install it")
     sanitizer = SANITIZER_BY_NAME[name]
-    flags = " ".join(sanitizer.flags)
     settings = {
-        "CMAKE_BUILD_TYPE": "RelWithDebInfo",
-        "CMAKE_CXX_FLAGS": f"{flags} {' '.join(_QUIET)}",
-        "CMAKE_SHARED_LINKER_FLAGS": flags,
+        "CMAKE_BUILD_TYPE": "None",
+        "CMAKE_SHARED_LINKER_FLAGS": " ".join(sanitizer.flags),
+        "MINNOW_FLAGS": " ".join((*sanitizer.flags, *_QUIET, *_SPEED)),
+        "MINNOW_ISAS": ";".join(isas),
         "CMAKE_INSTALL_PREFIX": str(folder / "installed"),
     }
     defined = [f"-D{key}={value}" for key, value in settings.items()]
@@ -107,15 +114,15 @@ def reports(log: Path) -> str:
     return "\n".join(path.read_text(errors="replace") for path in sorted(log.parent.glob(log.name + ".*")))
 
 
-def check(name: str, folder: Path, arguments: Sequence[str]) -> bool:
+def check(name: str, folder: Path, isas: Sequence[str], arguments: Sequence[str]) -> bool:
     """Run the tests over one library, once an instruction set; whether all is well."""
-    native = build(name, folder)
+    native = build(name, folder, isas)
     log = folder / "report"
     for old in folder.glob(log.name + ".*"):
         old.unlink()
     is_well = True
     variables = environment(SANITIZER_BY_NAME[name], log) | {"MINNOW_NATIVE": str(native)}
-    for isa in _instruction_sets(variables):
+    for isa in isas:
         print(f"sanitize: {name}, {isa}", flush=True)
         command = [sys.executable, "-m", "pytest", *_TESTS, *arguments]
         done = subprocess.run(command, cwd=ROOT, env=variables | {"MINNOW_ISA": isa}, check=False)
@@ -125,19 +132,25 @@ def check(name: str, folder: Path, arguments: Sequence[str]) -> bool:
     return is_well and not text
 
 
-def _instruction_sets(variables: Mapping[str, str]) -> Iterable[str]:
-    code = "from minnow.kernels import native; print(*native.usable_instruction_sets())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=dict(variables), check=True, capture_output=True, text=True
-    )
-    return re.findall(r"\w+", done.stdout)
-
-
-def pytest_sessionstart() -> None:
-    """As a plugin of the tests: give the library a team of threads, so that there is something to watch."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """As a plugin of the tests: give each a team of threads, so that there is something to watch."""
     from minnow.kernels import native  # only now: it loads torch
 
     native.set_threads(NUM_THREADS)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """As a plugin of the tests: leave out what compiles kernels or is of another instruction set."""
+    isa = env.read("MINNOW_ISA")
+
+    def is_of_this(item: pytest.Item) -> bool:
+        spec = getattr(item, "callspec", None)
+        chosen = {spec.params[name] for name in ("isa", "_isa") if name in spec.params} if spec else set()
+        return chosen <= {isa} and not _COMPILING & {*getattr(item, "fixturenames", ())}
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_of_this(item)])
+    items[:] = [item for item in items if is_of_this(item)]
 
 
 def main() -> int:
@@ -149,7 +162,11 @@ def main() -> int:
     unknown = [name for name in names if name not in SANITIZER_BY_NAME]
     if unknown:
         parser.error(f"there is no sanitizer {unknown[0]}; there are {', '.join(SANITIZER_BY_NAME)}")
-    wrong = [name for name in names if not check(name, ROOT / "build" / "sanitize" / name, rest.split())]
+    from minnow.kernels import native  # only now: it loads torch
+
+    usable = native.usable_instruction_sets()
+    isas = tuple(dict.fromkeys((usable[0], usable[-1])))
+    wrong = [name for name in names if not check(name, ROOT / "build" / "sanitize" / name, isas, rest.split())]
     print(f"sanitize: {'found something: ' + ', '.join(wrong) if wrong else 'nothing found'}")
     return 1 if wrong else 0
 

@@ -35,8 +35,7 @@ class Side:
         """From a prompt to its first token."""
         started = time.perf_counter()
         self._begin(question["tokens"], question["seed"], 1)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._finish(1)
         return time.perf_counter() - started
 
     def decode(self, question: dict[str, Any]) -> float:
@@ -45,8 +44,7 @@ class Side:
         while not self._engine.step():
             pass
         started = time.perf_counter()
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
+        self._finish(question["tokens"] + 1)
         return time.perf_counter() - started
 
     def _begin(self, context: int, seed: int, num_tokens: int) -> None:
@@ -54,6 +52,13 @@ class Side:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
         ids = {"prompt_token_ids": protocol.prompt(context, seed)}
         self._engine.add_request(str(self._num_asked), ids, sampling)
+
+    def _finish(self, num_tokens: int) -> None:
+        outputs = []
+        while self._engine.has_unfinished_requests():
+            outputs = self._engine.step()
+        if [len(output.outputs[0].token_ids) for output in outputs] != [num_tokens]:
+            raise RuntimeError("the tokens that were asked for did not come")
 
 
 if __name__ == "__main__":

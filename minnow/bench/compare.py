@@ -5,11 +5,13 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from minnow.bench import record, sides
+from minnow.bench import record, sides, timing
 from minnow.bench.contest import Contest
 from minnow.bench.verdict import Row
 
@@ -31,23 +33,21 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Print the tables, keep what was measured, and fail if a bar is missed."""
     sides.check_checkout()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers of peers end with us
-    rows, skipped, used = [], [], {}
+    rows: list[Row] = []
+    skipped: list[str] = []
+    used: dict[str, Any] = {}
     if args.table != "shapes":
         contest = Contest(args, say)
         try:
-            for row in contest.rows():
-                rows.append(row)
-                say("\n".join(row.lines()))
+            rows += _said(contest.rows(), say)
         finally:
             contest.close()
         used = {"versions": contest.versions, "peers": contest.used, "failed": contest.errors}
         skipped += contest.skipped
     if args.table != "peers":
-        for row in _shapes(args):
-            rows.append(row)
-            say("\n".join(row.lines()))
-    if args.quick:
-        skipped.append("two thirds of the repetitions, and more of what takes long")
+        rows += _said(_shapes(args), say)
+        if args.quick:
+            skipped.append("two thirds of the repetitions at the true shapes")
     for words in skipped:
         say(f"skipped: {words}")
     settings = {"suite": args.suite, "quick": args.quick, "threads": args.num_threads, "skipped": skipped, **used}
@@ -59,13 +59,26 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     return 1 if num_missed else 0
 
 
-def _shapes(args: argparse.Namespace) -> list[Row]:
+def _said(rows: Iterator[Row], say: Callable[[str], None]) -> Iterator[Row]:
+    """Say each row as it is there, and what else the cores did meanwhile: it slows all, and not all alike."""
+    others_s, started = timing.others_s(), time.perf_counter()
+    for row in rows:
+        now_s, now = timing.others_s(), time.perf_counter()
+        share = max(0.0, now_s - others_s) / (now - started) / record.machine()["cores"]
+        numbers = {**row.numbers, "taken_s": now - started, "others_share": share}
+        details = row.details if share < 0.05 else (*row.details, f"other work took {share:.0%} of the cores meanwhile")
+        say("\n".join(replace(row, details=details).lines()))
+        yield replace(row, details=details, numbers=numbers)
+        others_s, started = now_s, now
+
+
+def _shapes(args: argparse.Namespace) -> Iterator[Row]:
     """The second table, in a process of its own: its matrices are large."""
     script = str(sides.FOLDER.parent / "shapes.py")
     command = [sys.executable, script, str(args.num_threads), str(int(args.quick))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    rows = [Row(**{**found, "details": tuple(found["details"])}) for found in map(json.loads, done.stdout.splitlines())]
-    if done.returncode:
-        details = (f"{script} ended with status {done.returncode}",)
-        rows.append(Row(work="the rest of the true shapes", unit="x", bar=1.0, details=details))
-    return rows
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for found in map(json.loads, process.stdout or ()):
+            yield Row(**{**found, "details": tuple(found["details"])})
+    if process.returncode:
+        details = (f"{script} ended with status {process.returncode}",)
+        yield Row(work="the rest of the true shapes", unit="x", bar=1.0, details=details)

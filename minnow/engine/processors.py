@@ -112,7 +112,8 @@ def decide(kernel: KernelConfig, topology: Topology, *, rank: int = 0, num_ranks
     """Choose the number of threads and their CPUs.
 
     The user's number is taken as it is. Else there are as many as the affinity mask has CPUs and the quota pays for.
-    Threads are pinned where each can have a CPU of its own: when they fill the mask, or with `--numa-bind`.
+    Threads are pinned where each can have a CPU of its own: when they fill the mask, or with `--numa-bind`. The thread
+    that steps is one of them (worker.py pins it).
 
     Args:
         rank, num_ranks: processes on this machine that share the CPUs and the quota.

@@ -43,7 +43,8 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
         rows: the sequences' row numbers and rows, in the order of the logits.
 
     Returns:
-        One RowResult each; a row whose logits are not finite fails alone.
+        One RowResult each; a row whose logits are not finite fails alone. Minus infinity is finite enough: such a token
+        is never drawn. A row of nothing else fails.
     """
     drawable, adjusted, broken = logits, set[int](), set[int]()
     for s, (_, row) in enumerate(rows):
@@ -52,7 +53,7 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
         if not adjusted:
             drawable = logits.clone()
         adjusted.add(s)
-        if not bool(torch.isfinite(logits[s]).all()):  # a ban must not hide it
+        if _is_broken(logits[s : s + 1]):  # a ban must not hide it
             broken.add(s)
         _adjust(drawable[s], row)
     settings = [row.sampling for _, row in rows]
@@ -88,7 +89,7 @@ def score_prompts(logits: Tensor, steps: Sequence[tuple[RowStep, Row]]) -> list[
         steps: those of a plan that score a prompt, and their rows.
 
     Returns:
-        One RowResult each; a row with logits that are not finite fails alone.
+        One RowResult each; a row with logits that are not finite fails alone, as in `sample`.
     """
     results, first = [], 0
     for step, row in steps:
@@ -104,11 +105,16 @@ def _score(logits: Tensor, row: Row, position: int) -> list[TokenLogprobs] | Non
     """Of the row's tokens from a position on, by a row of logits each; None where one is not finite."""
     found: list[TokenLogprobs] = []
     for part in torch.split(logits, _ROWS_AT_ONCE):
-        if not bool(torch.isfinite(part).all()):
+        if _is_broken(part):
             return None
         first = position + len(found)
         found += _logprobs(part, row.token_ids[first : first + len(part)], row.sampling.prompt_logprobs or 0)
     return found
+
+
+def _is_broken(logits: Tensor) -> bool:
+    """Whether a row of f32 [R V] is no distribution; a largest value is NaN where any is."""
+    return not bool(torch.isfinite(logits.amax(-1)).all())
 
 
 def _is_adjusting(row: Row) -> bool:

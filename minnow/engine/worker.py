@@ -49,6 +49,7 @@ def _serve(start: Start, end: EngineEnd) -> None:
     try:
         report("libraries", 0.0)
         from minnow.engine import build  # only now: it loads torch, which takes seconds
+        from minnow.kernels import native
 
         engine = build.build(start.config, Path(start.directory), report=report)
         ends_s = [*begin_s_by_stage.values(), time.monotonic()][1:]
@@ -62,6 +63,7 @@ def _serve(start: Start, end: EngineEnd) -> None:
         log.error("engine failed to start", traceback=traceback.format_exc())
         end.send(Closed(error=f"the engine failed to start: {type(error).__name__}: {error}", kind="MinnowError"))
     else:
+        native.pin_caller()  # this thread runs every step
         loop.run(engine, end, log=log)
         engine.close()
 

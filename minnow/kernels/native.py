@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from minnow import __version__
 from minnow.core import env
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
@@ -100,8 +101,8 @@ def set_threads(count: int, cpus: Sequence[int] | None = None) -> None:
 
     Args:
         count: at least 1.
-        cpus: the processor that each thread is pinned to, the caller's first (the caller itself is left alone); None
-            lets them float.
+        cpus: the processor that each thread is pinned to, the caller's first (which `pin_caller` pins); None lets them
+            float.
     """
     places = None if cpus is None else (ctypes.c_int32 * count)(*cpus)
     call = _library().minnow_set_threads
@@ -109,6 +110,16 @@ def set_threads(count: int, cpus: Sequence[int] | None = None) -> None:
     call(count, places)
     if num_threads() < count:
         Logger("kernels").warning("fewer threads", wanted=count, started=num_threads())
+
+
+def pin_caller() -> None:
+    """Keep the calling thread to the first processor of a team that is pinned: workers have the others.
+
+    For a thread that will call kernels and do nothing else. Those it starts later would inherit it, so torch's are
+    started first.
+    """
+    torch.ones(1 << 20).neg_()  # large enough for all of them
+    _library().minnow_pin_caller()
 
 
 def num_threads() -> int:
@@ -122,7 +133,7 @@ def open_library(folders: Iterable[Path]) -> ctypes.CDLL:
     """Load the library from the first folder that has it.
 
     Raises:
-        ConfigError: no folder has it, or it cannot be loaded.
+        ConfigError: no folder has it, or it cannot be loaded or is of another version.
     """
     places = [folder / _FILE for folder in folders]
     path = next((place for place in places if place.is_file()), None)
@@ -130,9 +141,13 @@ def open_library(folders: Iterable[Path]) -> ctypes.CDLL:
         looked = " or ".join(str(place) for place in places)
         raise ConfigError(f"the C++ library is missing (no {looked}): run `make setup`, or `pip install .`")
     try:
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ConfigError(f"the C++ library cannot be loaded ({error}): build it here with `make setup`") from error
+    version = _words(library.minnow_version)[0] if hasattr(library, "minnow_version") else "an older version"
+    if version != __version__:
+        raise ConfigError(f"{path} was built for Minnow {version}, this is {__version__}: run `make setup`")
+    return library
 
 
 def library_path() -> Path:

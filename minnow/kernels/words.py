@@ -14,6 +14,7 @@ from minnow.kernels.tiles import Tiled
 # As enum Format in native/operations.h.
 FORMAT_CODES = {"f32": 0, "bf16": 1, "f16": 2, "fp8": 3, "nvfp4": 4, "mxfp4": 5, "mxfp8": 6, "int4": 7, "int8": 8}
 _TILED_CODES = {"int4": 9, "int8": 10}  # and two more for each digit after the first
+Matrix = Weight | Tiled
 _PLAIN = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -32,7 +33,7 @@ def format_of(weight: Weight) -> str:
     return weight.spec.name if isinstance(weight, Quantized) else _PLAIN[weight.dtype]
 
 
-def of_weight(weight: Weight | Tiled) -> tuple[int, ...]:
+def of_weight(weight: Matrix) -> tuple[int, ...]:
     """`struct Weight`: seven words that hold as long as the tensors live.
 
     Args:
@@ -58,7 +59,7 @@ def of_weight(weight: Weight | Tiled) -> tuple[int, ...]:
     return (FORMAT_CODES[weight.spec.name], rows, width, *pointers, double(factor))
 
 
-def of_weights(weights: Sequence[Weight | Tiled]) -> tuple[int, ...]:
+def of_weights(weights: Sequence[Matrix]) -> tuple[int, ...]:
     """The words of several weights, one after the other."""
     return tuple(word for weight in weights for word in of_weight(weight))
 

@@ -9,9 +9,10 @@ from minnow.checkpoint.resident import ResidentWeights
 from minnow.core.errors import ConfigError
 from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels import words
-from minnow.kernels.decoder_step.cpu import LayerParts, Matrix, ModelParts, NativeModel
+from minnow.kernels.decoder_step.cpu import LayerParts, ModelParts, NativeModel
 from minnow.kernels.registry import Kernels
 from minnow.kernels.tiles import Tiled, can_tile, tile
+from minnow.kernels.words import Matrix
 from minnow.model.decoder import Decoder, DecoderLayer
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope

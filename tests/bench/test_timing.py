@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from minnow.bench import timing
@@ -51,3 +56,21 @@ def test_things_compared_run_in_turns_and_none_is_always_first() -> None:
 def test_seconds_of_a_call() -> None:
     clock = FakeClock()
     assert timing.seconds(lambda: clock.advance(1.5), clock)() == 1.5
+
+
+def test_own_work_and_that_of_children_is_not_that_of_others() -> None:
+    """Whatever else runs here meanwhile is seen, so all that is sure is what must not be in the difference."""
+    before, machine_s = timing.others_s(), _busy_s()
+    burn = "import time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()  # it has worked and still lives
+        others_s, all_s = timing.others_s() - before, _busy_s() - machine_s
+        child.communicate(b"\n")
+    assert others_s <= all_s - 0.3
+
+
+def _busy_s() -> float:
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    ticks = sum(int(word) for number, word in enumerate(words) if number not in (3, 4))
+    return ticks / float(os.sysconf("SC_CLK_TCK"))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def _draw(logits: list[float], row: Row) -> int:
     return result.token_ids[0]
 
 
-GREEDY = {"temperature": 0.0}
+GREEDY: dict[str, Any] = {"temperature": 0.0}
 FLAT = [1.0, 0.9, 0.8, 0.7, 2.0]
 
 
@@ -63,15 +64,43 @@ def test_random_numbers_depend_on_seed_and_position_alone() -> None:
     assert float((by_seed - 0.5).abs().max()) < 0.13 and float((by_position - 0.5).abs().max()) < 0.13
 
 
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"presence_penalty": 0.5},
+    {"repetition_penalty": 1.5, "logit_bias": ((7, -100.0), (8, 3.0))},
+)
+
+
+@pytest.mark.parametrize("settings", PENALTIES)
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_row_that_is_not_finite_fails_alone(poison: float) -> None:
-    rows = [(i, _row(SamplingParams(temperature=0.8), [1], [], seed=i)) for i in range(3)]
+def test_a_row_that_is_not_finite_fails_alone(poison: float, settings: dict[str, Any]) -> None:
+    rows = [(i, _row(SamplingParams(temperature=0.8, **settings), [1], [], seed=i)) for i in range(3)]
     logits = torch.randn(3, 50)
     clean = sample(KERNELS, logits, rows)
     logits[1, 7] = poison
     seen = sample(KERNELS, logits, rows)
     assert (seen[0], seen[2]) == (clean[0], clean[2])
     assert seen[1].token_ids == () and seen[1].error == "the model's logits are not finite"
+
+
+@pytest.mark.parametrize("settings", PENALTIES)
+def test_minus_infinity_is_a_ban_unless_there_is_nothing_else(settings: dict[str, Any]) -> None:
+    """With penalties or without: as the operation's reference has it."""
+    rows = [(i, _row(SamplingParams(temperature=5.0, logprobs=3, **settings), [1], [], seed=i)) for i in range(3)]
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(2))
+    clean = sample(KERNELS, logits, rows)
+    logits[1, :], logits[2, : clean[2].token_ids[0] + 1] = -math.inf, -math.inf
+    seen = sample(KERNELS, logits, rows)
+    assert seen[0] == clean[0]
+    assert seen[1].token_ids == () and seen[1].error == "the model's logits are not finite"
+    assert seen[2].error is None and seen[2].token_ids[0] > clean[2].token_ids[0]
+    assert all(math.isfinite(value) for _, value in seen[2].logprobs[0].top)
+
+
+def test_what_the_model_and_the_request_ban_together_is_no_mistake_of_the_model() -> None:
+    row = _row(SamplingParams(allowed_token_ids=(2, 3)), [1], [])
+    (result,) = sample(KERNELS, torch.tensor([[1.0, 1.0, -math.inf, -math.inf]]), [(0, row)])
+    assert result.error is not None and result.error.startswith("no token may be drawn")
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
@@ -93,11 +122,11 @@ def test_logprobs_are_finite() -> None:
     assert all(math.isfinite(value) for _, value in result.logprobs[0].top)
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_prompts_are_scored_by_the_tokens_before_them(poison: float) -> None:
+@pytest.mark.parametrize(("poison", "last"), [(math.nan, 8), (math.inf, 8), (-math.inf, 50)])
+def test_prompts_are_scored_by_the_tokens_before_them(poison: float, last: int) -> None:
     """More rows than are looked at at once; one sequence that is not finite fails alone."""
     logits = torch.randn(203, 50, generator=torch.Generator().manual_seed(1))
-    logits[150, 7] = poison
+    logits[5, 9], logits[150, 7:last], logits[150, :7] = -math.inf, poison, -math.inf
     row = _row(
         SamplingParams(prompt_logprobs=3, temperature=0.1, repetition_penalty=2.0), [i % 50 for i in range(120)], []
     )

@@ -120,6 +120,17 @@ def test_float_rows_of_any_width_are_the_same_alone(number_format: str, width: i
 
 @pytest.mark.parametrize("number_format", FORMATS)
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [40, 160, 200])
+@pytest.mark.parametrize("num_queries", [1, 9])
+def test_blocks_may_be_longer_than_a_panel_and_end_in_half_a_strip(
+    name: str, number_format: str, length: int, num_queries: int
+) -> None:
+    inputs = inputs_of(name, number_format, L=length, contexts=(length + 199,), queries=(num_queries,))
+    check(name, {**inputs, query_of(name): inputs[query_of(name)].float()})
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("name", NAMES)
 def test_strided_caches_are_read_right(name: str, number_format: str) -> None:
     def spread(part: torch.Tensor) -> torch.Tensor:
         wide = torch.zeros(

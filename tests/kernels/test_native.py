@@ -149,6 +149,16 @@ def test_a_broken_library_says_how_to_build_it(tmp_path):
         native.open_library([tmp_path])
 
 
+@pytest.mark.parametrize(("version", "named"), [("9.9.9", "9.9.9"), (None, "an older version")])
+def test_a_library_of_another_version_says_how_to_build_it(tmp_path, version, named):
+    (tmp_path / "_native").mkdir()
+    path = tmp_path / "_native" / "libminnow.so"
+    code = f'const char* minnow_version(void) {{ return "{version}"; }}' if version else "int minnow_other;"
+    subprocess.run(["cc", "-shared", "-x", "c", "-", "-o", path], input=code, text=True, check=True)
+    with pytest.raises(ConfigError, match=rf"libminnow.so was built for Minnow {named}, this is .*: run `make setup`"):
+        native.open_library([tmp_path])
+
+
 def test_a_function_that_the_library_lacks_says_that_it_is_old():
     with pytest.raises(ConfigError, match="has no minnow_nonsense_portable: it is out of date; run `make setup`"):
         native.function("nonsense", "p", "portable")

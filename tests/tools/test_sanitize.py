@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from minnow.core import env
 from tools import sanitize
 
 NATIVE = sanitize.ROOT / "minnow" / "kernels" / "native"
@@ -98,3 +99,28 @@ def test_a_planted_mistake_is_found(path_by_sanitizer: dict[str, Path], sanitize
     text = _reported(path_by_sanitizer[sanitizer], name)
     assert words in text
     assert "planted.cpp" in text
+
+
+TESTS = """
+import pytest
+from minnow.kernels import native
+
+@pytest.mark.parametrize("isa", ["portable", "avx2"])
+def test_first(isa):
+    assert isa == "portable" and native.instruction_set() == isa
+    native.set_threads(1)
+
+def test_second():
+    assert native.num_threads() == 3
+
+def test_third(objects):
+    pass
+"""
+
+
+def test_every_test_has_a_team_and_those_of_other_instruction_sets_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test_planted.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "tools.sanitize", "-p", "no:cacheprovider", str(tmp_path)]
+    variables = env.read_prefixed("") | {"MINNOW_ISA": "portable"}
+    done = subprocess.run(command, cwd=sanitize.ROOT, env=variables, capture_output=True, text=True, check=False)
+    assert "2 passed, 2 deselected" in done.stdout, done.stdout

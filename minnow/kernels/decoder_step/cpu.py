@@ -9,12 +9,11 @@ from torch import Tensor
 
 from minnow.formats.quantized import Weight
 from minnow.kernels import native, words
-from minnow.kernels.tiles import Tiled
+from minnow.kernels.words import Matrix
 
 _NO_WEIGHT = (0,) * 7
 _NO_CACHE = (0,) * 13
 _MAX_PROJECTIONS = 5
-Matrix = Weight | Tiled
 Expert = tuple[Matrix, Matrix, Matrix]
 Words = ctypes.Array[ctypes.c_int64]
 

@@ -71,11 +71,8 @@ struct DenseCall {
     }
 
     inline void finish(const Span& span, int64_t head, const State& state) const {
-        const int64_t num_heads = attention->num_heads, width = attention->k->width;
-        for (int64_t t = 0; t < span.num_tokens; ++t) {
-            finish_rows(*attention, state.from(t * num_heads), num_heads,
-                        out + (span.first + t) * out_stride + head * num_heads * width, width);
-        }
+        float* place = out + span.first * out_stride + head * attention->num_heads * attention->k->width;
+        finish_rows(*attention, state, span.num_tokens, place, out_stride);
     }
 };
 

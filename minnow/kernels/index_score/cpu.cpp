@@ -30,10 +30,11 @@ struct IndexCall {
                             float* s) const {
         const int64_t length = cache->block_length, num_rows = span.num_tokens * num_heads;
         const int64_t num_keys = count(span, span.num_tokens - 1, block, length), stride = round_up(num_keys, kStrip);
-        for (int64_t i = 0; i < num_keys; i += kStrip) {
-            decode_strip(queries, rows_of(*cache, table_of(*sequences, span)[block], 0, i), num_rows, keys);
-            if (next >= 0) ask_for(rows_of(*cache, next, 0, i), smaller(kStrip, length - i));
-            score_strip(queries, 0, num_rows, keys, static_cast<float>(cache->global_scale), s + i, stride);
+        const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
+        keys.ahead = next < 0 ? Ahead{rows.codes, rows.codes} : ahead_of(rows_of(*cache, next, 0, 0), length);
+        for (int64_t i = 0; i < num_keys; i += keys.num_keys) {
+            read_keys(queries, rows.from(i), num_keys - i, num_rows, keys);
+            score_keys(queries, 0, num_rows, keys, static_cast<float>(cache->global_scale), s + i, stride);
         }
         for (int64_t row = 0; row < num_rows; ++row, s += stride) {
             for (int64_t i = larger(0, count(span, row / num_heads, block, length)); i < stride; ++i) s[i] = -INFINITY;

@@ -83,7 +83,8 @@ static double multiply_bfloat16(int64_t num_rounds) {
 #elif defined(__AVX512BF16__)
 
 static double multiply_bfloat16(int64_t num_rounds) {
-    __m512 chains[kChains] = {};
+    __m512 chains[kChains];
+    for (int i = 0; i < kChains; ++i) chains[i] = _mm512_set1_ps(static_cast<float>(i));  // equal ones are made one
     __m512bh factor = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
     __asm__ volatile("" : "+v"(factor));
     for (int64_t round = 0; round < num_rounds; ++round) {
@@ -117,7 +118,8 @@ static double multiply_int8(int64_t num_rounds) {
 #elif defined(__AVX512VNNI__)
 
 static double multiply_int8(int64_t num_rounds) {
-    __m512i chains[kChains] = {};
+    __m512i chains[kChains];
+    for (int i = 0; i < kChains; ++i) chains[i] = _mm512_set1_epi32(i);
     __m512i factor = _mm512_set1_epi8(3);
     __asm__ volatile("" : "+v"(factor));
     for (int64_t round = 0; round < num_rounds; ++round) {

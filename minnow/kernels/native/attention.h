@@ -11,14 +11,12 @@
 
 namespace MINNOW_ISA {
 
-constexpr int64_t kPanel = 128;
-
 #if defined(__AVX512F__)
-constexpr int kSumRows = 4, kSumVectors = 4, kFewRows = 4;
+constexpr int kSumRows = 4, kSumVectors = 4;
 #elif defined(__AVX2__)
-constexpr int kSumRows = 2, kSumVectors = 2, kFewRows = 0;
+constexpr int kSumRows = 2, kSumVectors = 2;
 #else
-constexpr int kSumRows = 1, kSumVectors = 2, kFewRows = 0;
+constexpr int kSumRows = 1, kSumVectors = 2;
 #endif
 
 // sums[r] += weights[r * 128 + i] * values[i] over num_keys tokens i; the rows of sums and values are `width` floats.
@@ -36,7 +34,7 @@ inline void add_columns(const float* weights, const float* values, int64_t num_k
         for (int j = 0; j < kVectors; ++j) v[j] = load(values + j * kLanes);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-            const F weight = broadcast(weights[r * kPanel + i]);
+            const F weight = spread(weights + r * kPanel + i);
 #pragma GCC unroll 8
             for (int j = 0; j < kVectors; ++j) totals[r][j] = fma(weight, v[j], totals[r][j]);
         }
@@ -65,12 +63,13 @@ inline void add_values(const float* weights, int64_t num_rows, const float* valu
 }
 
 #if defined(__AVX512F__)
-// The same for few rows and values in their own order, which are decoded in registers. `room` is for a strip that
-// holds an FP8 NaN. With each token a row of `ahead`, if there is one, is asked for.
+// The same for few rows and values in their own order, which are decoded in registers. `room` is for values that hold
+// an FP8 NaN.
 template <int kRows, int64_t kFormat>
 __attribute__((noinline)) inline void add_few(const float* weights, const Rows& values, int64_t num_keys, float* room,
-                                              float* sums, const Rows& ahead) {
-    const int64_t width = values.width, num_ahead = smaller(num_keys, ahead.num_rows);
+                                              float* sums, Ahead& ahead) {
+    constexpr int64_t kAsk = kFormat == kBf16 ? 2 : 4;
+    const int64_t width = values.width;
     for (int64_t d = 0; d < width; d += 64) {
         ValueReader<kFormat> reader;
         F totals[kRows][4];
@@ -80,12 +79,12 @@ __attribute__((noinline)) inline void add_few(const float* weights, const Rows& 
             for (int j = 0; j < 4; ++j) totals[r][j] = load(sums + r * width + d + j * kLanes);
         }
         for (int64_t i = 0; i < num_keys; ++i) {
-            if (i < num_ahead && d == 0) ask_for(ahead.from(i), 1);
+            if (i % kAsk == 0) ahead.ask();
             F v[4];
             reader.read(values, i, d, v);
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-                const F weight = broadcast(weights[r * kPanel + i]);
+                const F weight = spread(weights + r * kPanel + i);
 #pragma GCC unroll 8
                 for (int j = 0; j < 4; ++j) totals[r][j] = fma(weight, v[j], totals[r][j]);
             }
@@ -104,12 +103,15 @@ __attribute__((noinline)) inline void add_few(const float* weights, const Rows& 
 }
 #endif
 
-// sums[r] += weights[r, i] * value i over the first num_keys of `values`. room: num_keys decoded values. `ahead`: what
-// is read soon, if any.
-inline void add_strip(const float* weights, int64_t num_rows, const Rows& values, int64_t num_keys, float* room,
-                      float* sums, const Rows& ahead) {
+inline bool are_few(const Rows& values, int64_t num_rows) {
+    return num_rows <= kFewRows && has_own_order(values.format, values.width);
+}
+
+// sums[r] += weights[r, i] * value i over the first num_keys of `values`. room: num_keys decoded values.
+inline void add_weighted(const float* weights, int64_t num_rows, const Rows& values, int64_t num_keys, float* room,
+                         float* sums, Ahead& ahead) {
 #if defined(__AVX512F__)
-    if (num_rows <= kFewRows && has_own_order(values.format, values.width)) {
+    if (are_few(values, num_rows)) {
         return for_groups<kFewRows>(0, num_rows, [&](int64_t, auto count) {
             constexpr int kRows = decltype(count)::value;
             const auto add = values.format == kNvfp4 ? add_few<kRows, kNvfp4>
@@ -119,7 +121,7 @@ inline void add_strip(const float* weights, int64_t num_rows, const Rows& values
         });
     }
 #endif
-    ask_for(ahead, smaller(num_keys, ahead.num_rows));
+    for (int64_t i = 0; i < num_keys * values.stride; i += 4 * kCacheLine) ahead.ask();
     decode_values(values, num_keys, room);
     add_values(weights, num_rows, room, num_keys, round_up(values.width, kLanes), sums);
 }
@@ -150,8 +152,13 @@ inline void clear(const State& state, int64_t num_rows) {
 // 2^x to about one unit in the last place, for x up to 127; exactly zero for x so low that it makes no difference; NaN
 // stays.
 inline F weight_of(F x) {
+#if defined(__AVX512F__)
+    const F magic = broadcast(12583039.0f), shifted = x + magic;  // 1.5 * 2^23 + 127: whole, and 2^n after a shift
+    const F r = x - (shifted - magic);
+#else
     const F clamped = max(broadcast(-127.0f), x);  // in this order a NaN in x stays; 2^-127 comes out as zero
     const F n = round_int(clamped), r = clamped - n;
+#endif
     F p = fma(broadcast(1.535336188e-4f), r, broadcast(1.339887440e-3f));
     p = fma(p, r, broadcast(9.618437357e-3f));
     p = fma(p, r, broadcast(5.550332471e-2f));
@@ -159,8 +166,9 @@ inline F weight_of(F x) {
     p = fma(p, r, broadcast(6.931472029e-1f));
     p = fma(p, r, broadcast(1.0f));
 #if defined(__AVX512F__)
-    const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(clamped.v), _mm512_set1_epi32(127));
-    return p * F{_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};  // scale_by_power would be slower, and not zero
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
+    return {_mm512_maskz_mul_ps(is_seen, p.v, _mm512_castsi512_ps(power))};
 #else
     return scale_by_power(p, n);
 #endif
@@ -177,28 +185,39 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of a row (to the base 2) to weights times 2^lift: the first num_visible of num_keys; the others become 0.
-inline void soften(float* s, int64_t num_visible, int64_t num_keys, float lift, const State& state) {
-    const int64_t end = round_up(num_visible, kLanes);
-    for (int64_t i = num_visible; i < end; ++i) s[i] = -INFINITY;
-    F best = broadcast(state.largest[0]);
-    for (int64_t i = 0; i < end; i += kLanes) best = max(load(s + i), best);  // in this order NaN is passed over
-    const float largest = max_of(best), base = finite_base(largest);
-    F sum = zero();
-    const F shift = broadcast(lift - base);
-    for (int64_t i = 0; i < end; i += kLanes) {
-        const F weight = weight_of(load(s + i) + shift);
-        sum = sum + weight;
-        store(s + i, weight);
+// Scores of rows (to the base 2), kPanel apart, to weights times 2^lift: row r sees counts[r] of num_keys; the others
+// become 0. What the rows have seen so far is taken relative to their new largest scores.
+inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float lift,
+                   const State& state) {
+    for (int64_t first = 0; first < num_rows; first += kLanes) {
+        const int64_t last = smaller(first + kLanes, num_rows);
+        float bases[kLanes], kept[kLanes] = {};
+        for (int64_t r = first; r < last; ++r) {  // rows side by side: each step would else wait for the one before it
+            const int64_t end = round_up(counts[r], kLanes);
+            float* row = s + r * kPanel;
+            for (int64_t i = counts[r]; i < end; ++i) row[i] = -INFINITY;
+            for (int64_t i = end; i < num_keys; ++i) row[i] = 0.0f;
+            F best = broadcast(state.largest[r]);
+            for (int64_t i = 0; i < end; i += kLanes) best = max(load(row + i), best);  // so NaN is passed over
+            const float largest = max_of(best);
+            bases[r - first] = finite_base(largest);
+            kept[r - first] = state.largest[r] - bases[r - first];
+            state.largest[r] = largest;
+        }
+        store(kept, weight_of(load(kept)));
+        for (int64_t r = first; r < last; ++r) {
+            float* row = s + r * kPanel;
+            const F shift = broadcast(lift - bases[r - first]);
+            F total = zero();
+            for (int64_t i = 0; i < counts[r]; i += kLanes) {
+                const F weight = weight_of(load(row + i) + shift);
+                total = total + weight;
+                store(row + i, weight);
+            }
+            scale_row(state.values + r * state.width, state.width, kept[r - first]);
+            state.sums[r] = state.sums[r] * kept[r - first] + sum(total);
+        }
     }
-    for (int64_t i = end; i < num_keys; ++i) s[i] = 0.0f;
-    if (largest != state.largest[0]) {
-        const float kept = weight_of(state.largest[0] - base);
-        scale_row(state.values, state.width, kept);
-        state.sums[0] *= kept;
-        state.largest[0] = largest;
-    }
-    state.sums[0] += MINNOW_ISA::sum(sum);
 }
 
 // Add what `other` has seen.
@@ -254,38 +273,49 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
                    const Rows& next, const State& state) {
     Scratch scratch = team.scratch();
     const int64_t num_heads = attention.num_heads, num_rows = num_tokens * num_heads;
-    const int64_t value_strip = num_rows <= kFewRows ? kStrip : 2 * kStrip;
+    int32_t* row_counts = scratch.take<int32_t>(num_rows);
     int64_t num_keys = 0;
-    for (int64_t i = 0; i < num_tokens; ++i) num_keys = larger(num_keys, counts[i]);
+    for (int64_t t = 0; t < num_tokens; ++t) {
+        num_keys = larger(num_keys, counts[t]);
+        for (int64_t h = 0; h < num_heads; ++h) row_counts[t * num_heads + h] = counts[t];
+    }
     float* s = scratch.take<float>(num_rows * kPanel);
     Keys keys = take_keys(scratch, queries);
-    float* room = scratch.take<float>(value_strip * state.width);
-    for (int64_t i = 0; i < num_keys; i += kStrip) {
-        keys.ahead = rows_of(*attention.v, block, head, first + i);
-        keys.ahead.num_rows = smaller(kStrip, num_keys - i);
-        decode_strip(queries, rows_of(*attention.k, block, head, first + i), num_rows, keys);
+    const Rows key_rows = rows_of(*attention.k, block, head, first), values = rows_of(*attention.v, block, head, first);
+    keys.ahead = ahead_of(values, num_keys);
+    for (int64_t i = 0; i < num_keys; i += keys.num_keys) {
+        read_keys(queries, key_rows.from(i), num_keys - i, num_rows, keys);
         for (int64_t t = 0, end; t < num_tokens; t = end) {  // runs of tokens that lie side by side
             for (end = t + 1; end < num_tokens && tokens[end] == tokens[end - 1] + 1;) ++end;
-            score_strip(queries, tokens[t] * num_heads, (end - t) * num_heads, keys, attention.factor,
-                        s + t * num_heads * kPanel + i, kPanel);
+            score_keys(queries, tokens[t] * num_heads, (end - t) * num_heads, keys, attention.factor,
+                       s + t * num_heads * kPanel + i, kPanel);
         }
     }
-    for (int64_t i = 0; i < num_rows; ++i) {
-        soften(s + i * kPanel, counts[i / num_heads], num_keys, attention.lift, state.from(i));
-    }
-    for (int64_t i = 0; i < num_keys; i += value_strip) {
-        const int64_t num_here = smaller(value_strip, num_keys - i);
-        const Rows ahead = i < next.num_rows ? next.from(i) : Rows{};
-        add_strip(s + i, num_rows, rows_of(*attention.v, block, head, first + i), num_here, room, state.values,
-                  ahead);
+    soften(s, num_rows, row_counts, num_keys, attention.lift, state);
+    const int64_t num_next = smaller(next.num_rows, kPanel);
+    Ahead ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
+    const int64_t num_at_once = are_few(values, num_rows) ? kPanel : 2 * kStrip;
+    float* room = scratch.take<float>(num_at_once * state.width);
+    for (int64_t i = 0; i < num_keys; i += num_at_once) {
+        add_weighted(s + i, num_rows, values.from(i), smaller(num_at_once, num_keys - i), room, state.values, ahead);
     }
 }
 
-// The results of num_rows rows, `stride` floats apart.
-inline void finish_rows(const Attention& attention, const State& state, int64_t num_rows, float* out, int64_t stride) {
+// place[dims[p]] = values[p]. The barrier keeps GCC from scatters, which are many times slower, and a function of its
+// own from spilling the pointers.
+__attribute__((noinline)) inline void put_apart(const float* values, const int64_t* dims, int64_t count, float* place) {
+    for (int64_t p = 0; p < count; ++p) {
+        place[dims[p]] = values[p];
+        __asm__("" ::: "memory");
+    }
+}
+
+// The results of num_tokens tokens, `stride` floats apart. Where values lie is found out once for all.
+inline void finish_rows(const Attention& attention, const State& state, int64_t num_tokens, float* out,
+                        int64_t stride) {
     constexpr int64_t kPart = 128;
-    const int64_t format = attention.v->format, width = attention.v->width;
-    for (int64_t r = 0; r < num_rows; ++r) {
+    const int64_t format = attention.v->format, width = attention.v->width, num_heads = attention.num_heads;
+    for (int64_t r = 0; r < num_tokens * num_heads; ++r) {
         float* values = state.from(r).values;
         scale_row(values, state.width, attention.gain / state.sums[r]);
         if (!attention.is_bf16) continue;
@@ -295,9 +325,12 @@ inline void finish_rows(const Attention& attention, const State& state, int64_t 
         int64_t dims[kPart];
         const int64_t count = smaller(kPart, width - start);
         for (int64_t p = 0; p < count; ++p) dims[p] = value_dim(format, width, start + p);
-        for (int64_t r = 0; r < num_rows; ++r) {
-            const float* values = state.from(r).values + start;
-            for (int64_t p = 0; p < count; ++p) out[r * stride + dims[p]] = values[p];
+        for (int64_t t = 0; t < num_tokens; ++t) {
+            for (int64_t h = 0; h < num_heads; ++h) {
+                const float* values = state.from(t * num_heads + h).values + start;
+                float* place = out + t * stride + h * width;
+                put_apart(values, dims, count, place);
+            }
         }
     }
 }

@@ -62,6 +62,28 @@ __attribute__((always_inline)) inline void ask_for(const Rows& rows, int64_t num
     if (rows.format == kNvfp4) ask_for(rows.scales, num_rows, rows.width / 16, rows.scale_stride);
 }
 
+// What is read soon, asked for a few lines at a time: many at once would hold up the loads behind them.
+struct Ahead {
+    const uint8_t *next, *end;
+
+    // At the end those behind it are asked for over and over, which costs less than to look each time.
+    template <int kLines = 4>
+    __attribute__((always_inline)) inline void ask() {
+        for (int i = 0; i < kLines; ++i) __builtin_prefetch(next + i * kCacheLine, 0, 2);
+        next += next < end ? kLines * kCacheLine : 0;
+    }
+};
+// Some rows' codes, and scales that lie right behind them; other scales are asked for at once.
+__attribute__((always_inline)) inline Ahead ahead_of(const Rows& rows, int64_t num_rows) {
+    Ahead ahead = {rows.codes, rows.codes_of(num_rows)};
+    if (rows.format == kNvfp4 && rows.scales == ahead.end) {
+        ahead.end = rows.scales_of(num_rows);
+    } else if (rows.format == kNvfp4) {
+        ask_for(rows.scales, num_rows, rows.width / 16, rows.scale_stride);
+    }
+    return ahead;
+}
+
 // A strip of 32 rows; where the block holds fewer, a copy in `room` (strip_bytes) with zeros behind them.
 inline int64_t strip_bytes(int64_t format, int64_t width) {
     return kStrip * (width * bits_of(format) / 8 + round_up(width, 16) / 16);
@@ -132,6 +154,51 @@ inline void decode_keys(const Rows& rows, float* room, float* keys) {
 constexpr float kE4m3Gain = 1.329227995784916e36f;  // 2^120
 
 inline bool has_columns(int64_t format, int64_t width) { return width * bits_of(format) % 256 == 0; }
+
+// Sixteen bytes of each of rows 0, 4, 8 and 12.
+__attribute__((always_inline)) inline __m512i load_parts(const uint8_t* codes, int64_t stride) {
+    const auto part = [&](int64_t row) __attribute__((always_inline)) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + row * stride));
+    };
+    const __m256i low = _mm256_inserti64x2(_mm256_castsi128_si256(part(0)), part(4), 1);
+    const __m256i high = _mm256_inserti64x2(_mm256_castsi128_si256(part(8)), part(12), 1);
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// Sixteen keys, transposed, sixteen bytes of each at a time.
+struct ColumnReader {
+    const uint8_t* codes;
+    int64_t stride, row_bytes;
+    __m512i parts[4];
+
+    __attribute__((always_inline)) inline explicit ColumnReader(const Rows& rows)
+        : codes(rows.codes), stride(rows.stride), row_bytes(rows.width * bits_of(rows.format) / 8) {
+        for (int i = 0; i < 4; ++i) parts[i] = load_parts(codes + i * stride, stride);
+    }
+
+    // use(c, column) for four dwords of the sixteen keys, one key in each lane; in the order 0 2 1 3 if mixed. In
+    // between come the loads for `next`: all at once they would wait behind the arithmetic.
+    template <bool kIsMixed, class Use>
+    __attribute__((always_inline)) inline void step(const uint8_t* next, Use&& use) {
+        const __m512i a = _mm512_unpacklo_epi32(parts[0], parts[1]), b = _mm512_unpackhi_epi32(parts[0], parts[1]);
+        const __m512i c = _mm512_unpacklo_epi32(parts[2], parts[3]), d = _mm512_unpackhi_epi32(parts[2], parts[3]);
+        const __m512i columns[4] = {_mm512_unpacklo_epi64(a, c), _mm512_unpackhi_epi64(a, c),
+                                    _mm512_unpacklo_epi64(b, d), _mm512_unpackhi_epi64(b, d)};
+        codes = next;
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            parts[i] = load_parts(codes + i * stride, stride);
+            const int column = kIsMixed ? i % 2 * 2 + i / 2 : i;
+            use(column, columns[column]);
+        }
+    }
+
+    // Where the next sixteen bytes are, behind `start` of the row: of these keys, of the next ones, or, at the end of
+    // all, anywhere.
+    inline const uint8_t* next(int64_t start, bool is_last_key) const {
+        return start + 16 < row_bytes ? codes + 16 : is_last_key ? codes : codes - start + kLanes * stride;
+    }
+};
 
 // Of E4M3 numbers the larger magnitudes: NaNs, which stand highest, stay for e4m3_nans.
 inline __m512i e4m3_largest(__m512i largest, __m512i bytes) {

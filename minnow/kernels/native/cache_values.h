@@ -127,6 +127,7 @@ inline void decode_in_own_order(const Rows& rows, int64_t num_rows, float* out) 
 
 #else
 
+inline bool has_own_order(int64_t, int64_t) { return false; }
 inline int64_t value_dim(int64_t format, int64_t width, int64_t place) { return row_dim(format, width, place); }
 inline float value_gain(int64_t, int64_t) { return 1.0f; }
 

@@ -23,6 +23,9 @@ bool may_use_amx() {
 static bool may_use_amx() { return false; }
 #endif
 
+// Of the package that the library was built from.
+extern "C" __attribute__((visibility("default"))) const char* minnow_version() { return MINNOW_VERSION; }
+
 // Both lists are words with blanks between, worst first, and each level implies those before it.
 extern "C" __attribute__((visibility("default"))) const char* minnow_built_isas() { return MINNOW_BUILT_ISAS; }
 

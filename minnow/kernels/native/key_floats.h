@@ -17,36 +17,11 @@ inline bool has_floats(int64_t format, int64_t width) {
 }
 inline float query_gain(int64_t format) { return format == kFp8 ? 1.152921504606846976e18f : 1.0f; }
 
-constexpr int kGroupDims = 16;  // that are summed one by one
-
-// Sixteen keys, one in each lane.
+// The dims of sixteen keys, which a dword of each holds.
 template <int64_t kFormat>
-struct FloatReader {
-    const uint8_t* codes;
-    int64_t stride;
+struct Widener {
     __m512i largest = _mm512_setzero_si512();  // of FP8 numbers: NaNs are not read right
-    static constexpr int kColumnDims = kFormat == kFp8 ? 4 : 2, kColumns = kGroupDims / kColumnDims;
-
-    // use(group, i, keys) for the dims i of groups of 16 from dim `start` on: two groups in turn, as a sum waits for
-    // the one before it. FP8 comes in twos.
-    template <int kGroups, class Use>
-    __attribute__((always_inline)) inline void visit(int64_t start, Use&& use) {
-        __m512i v[kGroups * kColumns];
-#pragma GCC unroll 2
-        for (int k = 0; k < kGroups * kColumns; k += 8) {
-            load_columns(codes + 4 * (start / kColumnDims + k), stride, v + k);
-        }
-#pragma GCC unroll 8
-        for (int k = 0; k < kColumns; ++k) {
-#pragma GCC unroll 2
-            for (int group = 0; group < kGroups; ++group) {
-                F keys[kColumnDims];
-                widen(v[group * kColumns + k], keys);
-#pragma GCC unroll 4
-                for (int j = 0; j < kColumnDims; ++j) use(group, kColumnDims * k + j, keys[j]);
-            }
-        }
-    }
+    static constexpr int kDims = kFormat == kFp8 ? 4 : 2;
 
     __attribute__((always_inline)) inline void widen(__m512i column, F* out) {
         if (kFormat == kFp8) {
@@ -62,20 +37,21 @@ struct FloatReader {
 // A whole strip as keys[d * 32 + i].
 template <int64_t kFormat>
 inline void fill_floats(const Rows& rows, float* keys) {
+    constexpr int kDims = Widener<kFormat>::kDims;
+    ColumnReader reader(rows);
     for (int64_t first = 0; first < kStrip; first += kLanes) {
-        FloatReader<kFormat> reader = {rows.codes_of(first), rows.stride};
-        float* place = keys + first;
-        const auto put = [&](int group, int i, F key) __attribute__((always_inline)) {
-            store(place + (group * kGroupDims + i) * kStrip, key);
-        };
-        int64_t d = 0;
-        for (; d + 2 * kGroupDims <= rows.width; d += 2 * kGroupDims, place += 2 * kGroupDims * kStrip) {
-            reader.template visit<2>(d, put);
+        Widener<kFormat> widener;
+        for (int64_t d = 0; d < rows.width; d += 4 * kDims) {
+            float* place = keys + d * kStrip + first;
+            reader.step<false>(reader.next(4 * d / kDims, first != 0), [&](int c, __m512i column) {
+                F values[kDims];
+                widener.widen(column, values);
+                for (int j = 0; j < kDims; ++j) store(place + (c * kDims + j) * kStrip, values[j]);
+            });
         }
-        if (kFormat != kFp8 && d < rows.width) reader.template visit<kFormat == kFp8 ? 2 : 1>(d, put);
-        if (kFormat != kFp8 || e4m3_nans(reader.largest) == 0) continue;
+        if (kFormat != kFp8 || e4m3_nans(widener.largest) == 0) continue;
         for (int64_t i = first; i < first + kLanes; ++i) {
-            for (d = 0; d < rows.width; ++d) {
+            for (int64_t d = 0; d < rows.width; ++d) {
                 if ((rows.codes_of(i)[d] & 0x7f) == 0x7f) keys[d * kStrip + i] = NAN;
             }
         }
@@ -87,46 +63,39 @@ inline void decode_floats(const Rows& rows, float* keys) {
     fill_floats<kBf16>(rows, keys);
 }
 
-// s[r * s_stride + i] = factor * (query r . key i) for the 32 keys of a strip, which are decoded in registers: to the
-// bit what plain_products has from a tile. False, and s is of no use, where an FP8 NaN came by. Meanwhile `ahead` is
-// asked for, a few rows at a time: many at once would hold up the loads behind them.
+// s[r * s_stride + i] = factor * (query r . key i) for whole strips of keys, which are decoded in registers: to the
+// bit what plain_products has from a tile. False, and s is of no use, where an FP8 NaN came by.
 template <int kRows, int64_t kFormat>
-__attribute__((noinline)) inline bool few_float_products(const Rows& keys, const float* q, int64_t stride,
-                                                         float factor, float* s, int64_t s_stride, const Rows& ahead) {
-    const int64_t part = (kStrip * kGroupDims + stride - 1) / stride;
-    int64_t num_asked = 0;
-    __mmask64 nans = 0;
-    for (int64_t first = 0; first < kStrip; first += kLanes, s += kLanes) {
-        FloatReader<kFormat> reader = {keys.codes_of(first), keys.stride};
-        F totals[kRows];
+__attribute__((noinline)) inline bool few_float_products(const Rows& keys, int64_t num_keys, const float* q,
+                                                         int64_t stride, float factor, float* s, int64_t s_stride,
+                                                         Ahead& ahead) {
+    constexpr int kDims = Widener<kFormat>::kDims;
+    ColumnReader reader(keys);
+    Widener<kFormat> widener;
+    for (int64_t i = 0; i < num_keys; i += kLanes, s += kLanes) {
+        F sums[kRows][2];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) totals[r] = zero();
-        const auto add_groups = [&](int64_t d, auto count) __attribute__((always_inline)) {
-            constexpr int kGroups = decltype(count)::value;
-            ask_for(ahead.from(num_asked), smaller(part, ahead.num_rows - num_asked));
-            num_asked = smaller(num_asked + part, ahead.num_rows);
-            F sums[kGroups][kRows];
-            reader.template visit<kGroups>(d, [&](int group, int i, F key) __attribute__((always_inline)) {
+        for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero();
+        for (int64_t d = 0; d < stride; d += 4 * kDims) {
+            ahead.ask();
+            const uint8_t* next = reader.next(4 * d / kDims, i + kLanes == num_keys);
+            reader.step<false>(next, [&](int c, __m512i column) __attribute__((always_inline)) {
+                F values[kDims];
+                widener.widen(column, values);
+#pragma GCC unroll 4
+                for (int j = 0; j < kDims; ++j) {
 #pragma GCC unroll 8
-                for (int r = 0; r < kRows; ++r) {
-                    const F x = broadcast(q[r * stride + d + group * kGroupDims + i]);
-                    sums[group][r] = fma(x, key, i == 0 ? zero() : sums[group][r]);
+                    for (int r = 0; r < kRows; ++r) {
+                        const F x = spread(q + r * stride + d + c * kDims + j);
+                        sums[r][j % 2] = fma(x, values[j], sums[r][j % 2]);
+                    }
                 }
             });
-#pragma GCC unroll 2
-            for (int group = 0; group < kGroups; ++group) {
+        }
 #pragma GCC unroll 8
-                for (int r = 0; r < kRows; ++r) totals[r] = totals[r] + sums[group][r];
-            }
-        };
-        int64_t d = 0;
-        for (; d + 2 * kGroupDims <= stride; d += 2 * kGroupDims) add_groups(d, Count<2>());
-        if (kFormat != kFp8 && d < stride) add_groups(d, Count<kFormat == kFp8 ? 2 : 1>());
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) store(s + r * s_stride, totals[r] * broadcast(factor));
-        if (kFormat == kFp8) nans |= e4m3_nans(reader.largest);
+        for (int r = 0; r < kRows; ++r) store(s + r * s_stride, (sums[r][0] + sums[r][1]) * broadcast(factor));
     }
-    return nans == 0;
+    return kFormat != kFp8 || e4m3_nans(widener.largest) == 0;
 }
 
 #else

@@ -8,8 +8,6 @@
 
 namespace MINNOW_ISA {
 
-constexpr int64_t kGroupPairs = 8;
-
 inline int64_t pair_distance(int64_t format) { return format == kNvfp4 ? 4 : format == kFp8 ? 2 : 1; }
 inline int64_t pair_dim(int64_t format, int64_t pair) {
     const int64_t distance = pair_distance(format);
@@ -42,60 +40,51 @@ inline __m512i e4m3_to_bf16(__m512i words, __m512i signs) {
     return _mm512_ternarylogic_epi64(magnitudes, signs, _mm512_set1_epi16(-0x8000), 0xf8);
 }
 
-// Reads 16 keys, 32 bytes of each at a step.
+// Pairs of the dims of sixteen keys, which a dword of each holds.
 template <int64_t kFormat>
-struct PairReader {
-    const uint8_t* codes;
-    int64_t stride;
-    static constexpr int64_t kColumnPairs = kFormat == kNvfp4 ? 4 : kFormat == kFp8 ? 2 : 1;
-    static constexpr int64_t kStepPairs = 8 * kColumnPairs;
+struct Pairer {
+    static constexpr int kPairs = kFormat == kNvfp4 ? 4 : kFormat == kFp8 ? 2 : 1;
+    __m512i table = e2m1_to_bf16_table();
 
-    // use(i, two) for the pairs i of the step that begins at pair `start`.
+    // use(i, two) for the pairs i of a dword.
     template <class Use>
-    __attribute__((always_inline)) inline void visit(int64_t start, Use&& use) {
-        const __m512i table = e2m1_to_bf16_table();
-        __m512i v[8];
-        load_columns(codes + 4 * (start / kColumnPairs), stride, v);
-#pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-            if (kFormat == kBf16) {
-                use(k, v[k]);
-            } else if (kFormat == kFp8) {
-                use(2 * k, e4m3_to_bf16(v[k], _mm512_slli_epi16(v[k], 8)));
-                use(2 * k + 1, e4m3_to_bf16(_mm512_srli_epi16(v[k], 8), v[k]));
-            } else {
-                use(4 * k, _mm512_permutexvar_epi16(v[k], table));
-                use(4 * k + 1, _mm512_permutexvar_epi16(_mm512_srli_epi16(v[k], 4), table));
-                use(4 * k + 2, _mm512_permutexvar_epi16(_mm512_srli_epi16(v[k], 8), table));
-                use(4 * k + 3, _mm512_permutexvar_epi16(_mm512_srli_epi16(v[k], 12), table));
-            }
+    __attribute__((always_inline)) inline void visit(__m512i column, Use&& use) const {
+        if (kFormat == kBf16) {
+            use(0, column);
+        } else if (kFormat == kFp8) {
+            use(0, e4m3_to_bf16(column, _mm512_slli_epi16(column, 8)));
+            use(1, e4m3_to_bf16(_mm512_srli_epi16(column, 8), column));
+        } else {
+            use(0, _mm512_permutexvar_epi16(column, table));
+            use(1, _mm512_permutexvar_epi16(_mm512_srli_epi16(column, 4), table));
+            use(2, _mm512_permutexvar_epi16(_mm512_srli_epi16(column, 8), table));
+            use(3, _mm512_permutexvar_epi16(_mm512_srli_epi16(column, 12), table));
         }
     }
 };
 
-// Sixteen keys of a strip as pairs[p * 32 + i].
+// A whole strip as pairs[p * 32 + i].
 template <int64_t kFormat>
-inline void fill_half(const Rows& rows, float* pairs) {
-    PairReader<kFormat> reader = {rows.codes, rows.stride};
-    float* place = pairs;
-    for (int64_t p = 0; p < rows.width / 2; p += reader.kStepPairs, place += reader.kStepPairs * kStrip) {
-        reader.visit(p, [&](int i, __m512i two) __attribute__((always_inline)) {
-            _mm512_storeu_si512(place + i * kStrip, two);
-        });
+inline void fill_pairs(const Rows& rows, float* pairs) {
+    constexpr int kPairs = Pairer<kFormat>::kPairs;
+    const Pairer<kFormat> pairer;
+    ColumnReader reader(rows);
+    for (int64_t first = 0; first < kStrip; first += kLanes) {
+        for (int64_t p = 0; p < rows.width / 2; p += 4 * kPairs) {
+            float* place = pairs + p * kStrip + first;
+            reader.step<true>(reader.next(4 * p / kPairs, first != 0), [&](int c, __m512i column) {
+                pairer.visit(column, [&](int i, __m512i two) {
+                    _mm512_storeu_si512(place + (c * kPairs + i) * kStrip, two);
+                });
+            });
+        }
     }
 }
 
 inline void decode_pairs(const Rows& rows, float* pairs) {
-    for (int64_t i = 0; i < kStrip; i += kLanes, pairs += kLanes) {
-        const Rows half = rows.from(i);
-        if (rows.format == kNvfp4) {
-            fill_half<kNvfp4>(half, pairs);
-        } else if (rows.format == kFp8) {
-            fill_half<kFp8>(half, pairs);
-        } else {
-            fill_half<kBf16>(half, pairs);
-        }
-    }
+    if (rows.format == kNvfp4) return fill_pairs<kNvfp4>(rows, pairs);
+    if (rows.format == kFp8) return fill_pairs<kFp8>(rows, pairs);
+    fill_pairs<kBf16>(rows, pairs);
 }
 
 // sum + two dims of a query, which `q` points to, times those of 16 keys. As a broadcast inside the instruction, which
@@ -105,72 +94,94 @@ inline __m512 add_pair(__m512 sum, const float* q, __m512i two) {
     return sum;
 }
 
-// s[r * s_stride + i] = factor * (query r . key i) for the 32 keys of a strip, which are decoded in registers.
-// scales[g * 32 + i], where the format has them, multiply the sum over group g of key i.
+// s[r * s_stride + i] = factor * (query r . key i) for whole strips of keys, which are decoded in registers. Two sums
+// in turn, for the first two and the last two dwords of sixteen bytes, as one waits for itself; of NVFP4 they are
+// those of two groups, which the scales multiply. scales: room for those of a strip.
 template <int kRows, int64_t kFormat>
-__attribute__((noinline)) inline void few_products(const Rows& keys, const float* q, int64_t stride,
-                                                   const float* scales, float factor, float* s, int64_t s_stride) {
-    for (int64_t first = 0; first < kStrip; first += kLanes, s += kLanes) {
-        PairReader<kFormat> reader = {keys.codes_of(first), keys.stride};
-        __m512 totals[kRows], sums[kRows];
+__attribute__((noinline)) inline void few_products(const Rows& keys, int64_t num_keys, const float* q, int64_t stride,
+                                                   float* scales, float factor, float* s, int64_t s_stride,
+                                                   Ahead& ahead) {
+    constexpr int kPairs = Pairer<kFormat>::kPairs;
+    const Pairer<kFormat> pairer;
+    ColumnReader reader(keys);
+    for (int64_t i = 0; i < num_keys; i += kLanes, s += kLanes) {
+        const float* scale = scales + i % kStrip;
+        if (kFormat == kNvfp4) decode_scales(keys.from(i), scales + i % kStrip);
+        __m512 totals[kRows], sums[kRows][2];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) totals[r] = _mm512_setzero_ps();
-        const float* scale = scales + first;
-        for (int64_t p = 0; p < stride; p += reader.kStepPairs) {
-            reader.visit(p, [&](int i, __m512i two) __attribute__((always_inline)) {
+        for (int r = 0; r < kRows; ++r) totals[r] = sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+        for (int64_t p = 0; p < stride; p += 4 * kPairs) {
+            ahead.ask<kFormat == kNvfp4 ? 5 : 4>();  // what is read, and scales
+            const uint8_t* next = reader.next(4 * p / kPairs, i + kLanes == num_keys);
+            reader.step<true>(next, [&](int c, __m512i column) __attribute__((always_inline)) {
+                pairer.visit(column, [&](int k, __m512i two) __attribute__((always_inline)) {
 #pragma GCC unroll 8
-                for (int r = 0; r < kRows; ++r) {
-                    if (i % kGroupPairs == 0) sums[r] = _mm512_setzero_ps();
-                    sums[r] = add_pair(sums[r], q + r * stride + p + i, two);
-                    if (i % kGroupPairs != kGroupPairs - 1) continue;
-                    totals[r] = kFormat == kNvfp4 ? _mm512_fmadd_ps(sums[r], _mm512_loadu_ps(scale), totals[r])
-                                                  : _mm512_add_ps(totals[r], sums[r]);
-                }
-                if (i % kGroupPairs == kGroupPairs - 1) scale += kStrip;
+                    for (int r = 0; r < kRows; ++r) {
+                        sums[r][c / 2] = add_pair(sums[r][c / 2], q + r * stride + p + c * kPairs + k, two);
+                    }
+                });
             });
+            if (kFormat != kNvfp4) continue;
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; ++r) {
+                totals[r] = _mm512_fmadd_ps(sums[r][0], _mm512_loadu_ps(scale), totals[r]);
+                totals[r] = _mm512_fmadd_ps(sums[r][1], _mm512_loadu_ps(scale + kStrip), totals[r]);
+                sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+            }
+            scale += 2 * kStrip;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-            _mm512_storeu_ps(s + r * s_stride, _mm512_mul_ps(totals[r], _mm512_set1_ps(factor)));
+            const __m512 total = kFormat == kNvfp4 ? totals[r] : _mm512_add_ps(sums[r][0], sums[r][1]);
+            _mm512_storeu_ps(s + r * s_stride, _mm512_mul_ps(total, _mm512_set1_ps(factor)));
         }
     }
 }
 
-// The same, to the bit, from a tile: pairs[p * 32 + i].
-template <int kRows, bool kHasScales>
+// The same, to the bit, for one strip from a tile: pairs[p * 32 + i].
+template <int kRows, int64_t kFormat>
 __attribute__((noinline)) inline void tile_products(const float* pairs, const float* q, int64_t stride,
                                                     const float* scales, float factor, float* s, int64_t s_stride) {
-    __m512 totals[kRows][2];
+    constexpr int kPart = 2 * Pairer<kFormat>::kPairs;
+    __m512 sums[2][kRows][2];  // of NVFP4: totals, and sums of a group
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) totals[r][0] = totals[r][1] = _mm512_setzero_ps();
-    for (int64_t group = 0; group < stride / kGroupPairs; ++group, scales += kStrip, q += kGroupPairs) {
-        __m512 sums[kRows][2];
+    for (int r = 0; r < kRows; ++r) {
+        sums[0][r][0] = sums[0][r][1] = sums[1][r][0] = sums[1][r][1] = _mm512_setzero_ps();
+    }
+    for (int64_t start = 0; start < stride; start += 2 * kPart) {
+#pragma GCC unroll 2
+        for (int part = 0; part < 2; ++part, q += kPart) {
+            __m512(&here)[kRows][2] = sums[kFormat == kNvfp4 ? 1 : part];
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+            for (int i = 0; i < kPart; ++i, pairs += kStrip) {
+                const __m512bh a = (__m512bh)_mm512_loadu_si512(pairs);
+                const __m512bh b = (__m512bh)_mm512_loadu_si512(pairs + kLanes);
 #pragma GCC unroll 8
-        for (int i = 0; i < kGroupPairs; ++i, pairs += kStrip) {
-            const __m512bh a = (__m512bh)_mm512_loadu_si512(pairs), b = (__m512bh)_mm512_loadu_si512(pairs + kLanes);
+                for (int r = 0; r < kRows; ++r) {
+                    const __m512bh x = (__m512bh)_mm512_castps_si512(spread(q + r * stride + i).v);
+                    here[r][0] = _mm512_dpbf16_ps(here[r][0], x, a);
+                    here[r][1] = _mm512_dpbf16_ps(here[r][1], x, b);
+                }
+            }
+            if (kFormat != kNvfp4) continue;
 #pragma GCC unroll 8
             for (int r = 0; r < kRows; ++r) {
-                const __m512bh x = (__m512bh)_mm512_castps_si512(_mm512_set1_ps(q[r * stride + i]));
-                sums[r][0] = _mm512_dpbf16_ps(sums[r][0], x, a);
-                sums[r][1] = _mm512_dpbf16_ps(sums[r][1], x, b);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; ++h) {
+                    sums[0][r][h] = _mm512_fmadd_ps(here[r][h], _mm512_loadu_ps(scales + h * kLanes), sums[0][r][h]);
+                    here[r][h] = _mm512_setzero_ps();
+                }
             }
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-            for (int h = 0; h < 2; ++h) {
-                totals[r][h] = kHasScales
-                                   ? _mm512_fmadd_ps(sums[r][h], _mm512_loadu_ps(scales + h * kLanes), totals[r][h])
-                                   : _mm512_add_ps(totals[r][h], sums[r][h]);
-            }
+            scales += kStrip;
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-        _mm512_storeu_ps(s + r * s_stride, _mm512_mul_ps(totals[r][0], _mm512_set1_ps(factor)));
-        _mm512_storeu_ps(s + r * s_stride + kLanes, _mm512_mul_ps(totals[r][1], _mm512_set1_ps(factor)));
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+            const __m512 total = kFormat == kNvfp4 ? sums[0][r][h] : _mm512_add_ps(sums[0][r][h], sums[1][r][h]);
+            _mm512_storeu_ps(s + r * s_stride + h * kLanes, _mm512_mul_ps(total, _mm512_set1_ps(factor)));
+        }
     }
 }
 

@@ -8,13 +8,13 @@
 
 namespace MINNOW_ISA {
 
-// As many rows and vectors of keys at once as registers allow.
+// As many rows and vectors of keys at once as registers allow; few rows do without a tile.
 #if defined(__AVX512F__)
-constexpr int kProductRows = 4, kProductVectors = 2;
+constexpr int kProductRows = 6, kProductVectors = 2, kFewRows = 4;
 #elif defined(__AVX2__)
-constexpr int kProductRows = 3, kProductVectors = 1;
+constexpr int kProductRows = 3, kProductVectors = 1, kFewRows = 0;
 #else
-constexpr int kProductRows = 2, kProductVectors = 1;
+constexpr int kProductRows = 2, kProductVectors = 1, kFewRows = 0;
 #endif
 
 // Some tokens of one sequence, rows [first, first + num_tokens) of the step.
@@ -85,17 +85,20 @@ inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& sp
     return queries;
 }
 
-// A strip of keys in the queries' form. For few rows they are, where that is possible, not kept in a tile, but decoded
-// in registers.
+// Keys in the queries' form: a strip in a tile or, for few rows, where that is possible, several strips that are
+// decoded in registers.
 struct Keys {
     float* tile;    // [dims or pairs][32]
     float* room;    // for rows on their way there
     float* scales;  // [groups][32] of NVFP4 pairs
     uint8_t* copy;  // of a strip
     Rows rows;
-    Rows ahead;  // asked for meanwhile, if any
+    int64_t num_keys;
+    Ahead ahead;
     bool has_tile;
 };
+
+constexpr int64_t kPanel = 128;  // keys that are read at once, at the most
 
 inline Keys take_keys(Scratch& scratch, const Queries& queries) {
     Keys keys = {};
@@ -106,64 +109,59 @@ inline Keys take_keys(Scratch& scratch, const Queries& queries) {
     return keys;
 }
 
-inline void decode_strip(const Queries& queries, const Rows& rows, int64_t num_rows, Keys& keys) {
+// Read the first num_keys of `rows`, up to a panel, or fewer.
+inline void read_keys(const Queries& queries, const Rows& rows, int64_t num_keys, int64_t num_rows, Keys& keys) {
+    keys.has_tile = !(queries.is_paired || queries.has_floats) || num_rows > kFewRows;
+    const int64_t num_whole = smaller(round_up(num_keys, kStrip), rows.num_rows / kStrip * kStrip);
+    keys.num_keys = keys.has_tile ? kStrip : larger(kStrip, smaller(kPanel, num_whole));
     keys.rows = whole_strip(rows, keys.copy);
-    keys.has_tile = !(queries.is_paired || queries.has_floats) || num_rows > kProductRows;
-    if (keys.has_tile || !queries.has_floats) ask_for(keys.ahead, keys.ahead.num_rows);
+    for (int64_t i = 0; keys.has_tile && i < kStrip * rows.stride; i += 4 * kCacheLine) keys.ahead.ask();
 #if defined(__AVX512F__)
     if (queries.has_floats && keys.has_tile) decode_floats(keys.rows, keys.tile);
     if (queries.has_floats) return;
 #endif
     if (!queries.is_paired) return decode_keys(keys.rows, keys.room, keys.tile);
 #if defined(__AVX512BF16__)
+    if (!keys.has_tile) return;
     if (rows.format == kNvfp4) {
         decode_scales(keys.rows, keys.scales);
         decode_scales(keys.rows.from(kLanes), keys.scales + kLanes);
     }
-    if (keys.has_tile) decode_pairs(keys.rows, keys.tile);
+    decode_pairs(keys.rows, keys.tile);
 #endif
 }
 
-// s[r * s_stride + i] = factor * (query r . key i), in FP32. Groups of 16 dims are summed one by one: short chains.
+// s[r * s_stride + i] = factor * (query r . key i), in FP32. Even dims and odd ones have a sum each: short chains.
 template <int kRows>
 inline void plain_products(const float* q, int64_t stride, const float* keys, float factor, float* s,
                            int64_t s_stride) {
     for (int64_t half = 0; half < kStrip; half += kProductVectors * kLanes) {
-        F totals[kRows][kProductVectors];
+        F sums[kRows][kProductVectors][2];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-            for (int j = 0; j < kProductVectors; ++j) totals[r][j] = zero();
+            for (int j = 0; j < kProductVectors; ++j) sums[r][j][0] = sums[r][j][1] = zero();
         }
-        for (int64_t start = 0; start < stride; start += 16) {
-            F sums[kRows][kProductVectors];
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-                for (int j = 0; j < kProductVectors; ++j) sums[r][j] = zero();
-            }
-            for (int64_t d = start; d < start + 16; ++d) {
+        for (int64_t start = 0; start < stride; start += 2) {
+#pragma GCC unroll 2
+            for (int d = 0; d < 2; ++d) {
+                const float* place = keys + (start + d) * kStrip + half;
                 F key[kProductVectors];
 #pragma GCC unroll 8
-                for (int j = 0; j < kProductVectors; ++j) key[j] = load(keys + d * kStrip + half + j * kLanes);
+                for (int j = 0; j < kProductVectors; ++j) key[j] = load(place + j * kLanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < kRows; ++r) {
-                    const F x = broadcast(q[r * stride + d]);
+                    const F x = spread(q + r * stride + start + d);
 #pragma GCC unroll 8
-                    for (int j = 0; j < kProductVectors; ++j) sums[r][j] = fma(x, key[j], sums[r][j]);
+                    for (int j = 0; j < kProductVectors; ++j) sums[r][j][d] = fma(x, key[j], sums[r][j][d]);
                 }
-            }
-#pragma GCC unroll 8
-            for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-                for (int j = 0; j < kProductVectors; ++j) totals[r][j] = totals[r][j] + sums[r][j];
             }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
             for (int j = 0; j < kProductVectors; ++j) {
-                store(s + r * s_stride + half + j * kLanes, totals[r][j] * broadcast(factor));
+                store(s + r * s_stride + half + j * kLanes, (sums[r][j][0] + sums[r][j][1]) * broadcast(factor));
             }
         }
     }
@@ -178,48 +176,58 @@ inline void for_groups(int64_t row, int64_t num_rows, Body&& body) {
     }
 }
 
-// Scores of query rows [first, first + num_rows) with a strip.
-inline void score_strip(const Queries& queries, int64_t first, int64_t num_rows, Keys& keys, float factor, float* s,
-                        int64_t s_stride) {
+// Scores of query rows [first, first + num_rows) with the keys that were read.
+inline void score_keys(const Queries& queries, int64_t first, int64_t num_rows, Keys& keys, float factor, float* s,
+                       int64_t s_stride) {
     const float* q = queries.rows + first * queries.stride;
     const int64_t stride = queries.stride;
     factor *= queries.gain;
-#if defined(__AVX512F__)
-    if (queries.has_floats && !keys.has_tile) {
-        bool is_done = true;
-        for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
-            constexpr int kRows = decltype(count)::value;
-            const auto multiply = keys.rows.format == kFp8 ? few_float_products<kRows, kFp8>
-                                                           : few_float_products<kRows, kBf16>;
-            is_done &= multiply(keys.rows, q + row * stride, stride, factor, s + row * s_stride, s_stride, keys.ahead);
-        });
-        if (is_done) return;
-        decode_floats(keys.rows, keys.tile);
-    }
-#endif
 #if defined(__AVX512BF16__)
     const int64_t format = keys.rows.format;
     if (queries.is_paired && !keys.has_tile) {
-        return for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+        return for_groups<kFewRows>(0, num_rows, [&](int64_t row, auto count) {
             constexpr int kRows = decltype(count)::value;
             const auto multiply = format == kNvfp4 ? few_products<kRows, kNvfp4>
                                   : format == kFp8 ? few_products<kRows, kFp8>
                                                    : few_products<kRows, kBf16>;
-            multiply(keys.rows, q + row * stride, stride, keys.scales, factor, s + row * s_stride, s_stride);
+            multiply(keys.rows, keys.num_keys, q + row * stride, stride, keys.scales, factor, s + row * s_stride,
+                     s_stride, keys.ahead);
         });
     }
     if (queries.is_paired) {
         return for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
             constexpr int kRows = decltype(count)::value;
-            const auto multiply = format == kNvfp4 ? tile_products<kRows, true> : tile_products<kRows, false>;
+            const auto multiply = format == kNvfp4 ? tile_products<kRows, kNvfp4>
+                                  : format == kFp8 ? tile_products<kRows, kFp8>
+                                                   : tile_products<kRows, kBf16>;
             multiply(keys.tile, q + row * stride, stride, keys.scales, factor, s + row * s_stride, s_stride);
         });
     }
 #endif
-    for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
-        plain_products<decltype(count)::value>(q + row * stride, stride, keys.tile, factor, s + row * s_stride,
-                                               s_stride);
-    });
+    const auto multiply_tile = [&](float* place) {
+        for_groups<kProductRows>(0, num_rows, [&](int64_t row, auto count) {
+            plain_products<decltype(count)::value>(q + row * stride, stride, keys.tile, factor, place + row * s_stride,
+                                                   s_stride);
+        });
+    };
+#if defined(__AVX512F__)
+    if (queries.has_floats && !keys.has_tile) {
+        bool is_done = true;
+        for_groups<kFewRows>(0, num_rows, [&](int64_t row, auto count) {
+            constexpr int kRows = decltype(count)::value;
+            const auto multiply = keys.rows.format == kFp8 ? few_float_products<kRows, kFp8>
+                                                           : few_float_products<kRows, kBf16>;
+            is_done &= multiply(keys.rows, keys.num_keys, q + row * stride, stride, factor, s + row * s_stride,
+                                s_stride, keys.ahead);
+        });
+        for (int64_t i = 0; i < keys.num_keys && !is_done; i += kStrip) {
+            decode_floats(keys.rows.from(i), keys.tile);
+            multiply_tile(s + i);
+        }
+        return;
+    }
+#endif
+    multiply_tile(s);
 }
 
 }  // namespace MINNOW_ISA

@@ -27,6 +27,12 @@ inline F zero() { return {_mm512_setzero_ps()}; }
 inline F broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
+// One float in every lane. An integer load does it alone; the float one, which compilers choose, takes a shuffle too.
+__attribute__((always_inline)) inline F spread(const float* p) {
+    F x;
+    __asm__("vpbroadcastd %1, %0" : "=v"(x.v) : "m"(*p));
+    return x;
+}
 inline F operator+(F a, F b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F operator-(F a, F b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline F operator*(F a, F b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -361,6 +367,10 @@ inline F spread_pair(const float* p) {
     return {{first.v[0], first.v[1], second.v[2], second.v[3]}};
 #endif
 }
+
+#if !defined(__AVX512F__)
+inline F spread(const float* p) { return broadcast(*p); }
+#endif
 
 inline F iota() {
     static const float numbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

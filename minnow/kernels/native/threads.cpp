@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -15,8 +16,7 @@
 namespace {
 
 constexpr int64_t kMaxThreads = 512;
-constexpr int64_t kScratchBytes = int64_t{256} << 20;  // of address space, not of memory
-constexpr int64_t kSharedBytes = int64_t{64} << 30;
+constexpr int64_t kPageBytes = int64_t{2} << 20;  // a huge one; the first chunk of a list is as large
 // Waits shorter than a futex's round trip (some 50 us) are spun through; a thread whose partner lost its core sleeps.
 constexpr int64_t kBarrierSpinNs = 60'000;
 constexpr int64_t kIdleSpinNs = 200'000;
@@ -32,26 +32,33 @@ struct Gate {
     Word num_sleepers;
 };
 
+// Memory with its description in front. Lists only grow while the team runs: all its threads find the same ones.
+struct alignas(64) Chunk {
+    Chunk* next;
+    int64_t num_bytes;  // with this description
+};
+
 struct Team {
     Gate start;    // counts runs
     Gate phase;    // counts barriers
     Word arrived;  // threads that wait at the barrier
     alignas(64) int64_t next_item;
     alignas(64) int64_t num_threads;  // the caller among them
+    bool has_workers;  // the child of a fork has none yet
     minnow_body body;
     void* context;
     bool is_stopping;
     pthread_t workers[kMaxThreads];
     int32_t cpus[kMaxThreads];  // -1: not pinned
-    char* scratch[kMaxThreads];
+    Chunk own[kMaxThreads];     // empty ones: heads of lists
+    Chunk shared;
 };
 
 Team team;
-pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  // one run at a time
-pid_t owner = 0;                                   // after a fork the child has no workers
-char* shared = nullptr;
-__thread char* lone_scratch = nullptr;
-__thread char* lone_shared = nullptr;
+pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    // one run at a time
+pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;  // of a list
+pthread_key_t when_thread_ends;
+__thread Chunk lone[2];  // heads of a thread that runs alone: its own list, and what it shares with nobody
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -118,24 +125,54 @@ void* work(void* argument) {
     }
 }
 
-// Address space; where the system promises no more than it has, less of it. The page behind it may not be touched.
-char* map_memory(int64_t num_bytes) {
-    for (; num_bytes >= kScratchBytes / 4; num_bytes /= 2) {
-        void* place = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                           0);
-        if (place == MAP_FAILED) continue;
-        madvise(place, num_bytes, MADV_HUGEPAGE);
-        return static_cast<char*>(place);
-    }
-    abort();  // nothing else would work either
+// There is nobody to return to: the other threads of the team would wait for this one.
+[[noreturn]] void give_up(int64_t num_bytes) {
+    fprintf(stderr,
+            "minnow: the system gives no %lld MiB for the scratch memory of a kernel; raise the limit of memory "
+            "(ulimit -v, or the container's) or lower --max-num-batched-tokens\n",
+            static_cast<long long>(num_bytes >> 20));
+    abort();
 }
 
-void stop_workers() {
-    if (owner == getpid() && team.num_threads > 1) {
-        team.is_stopping = true;
-        advance(team.start);
-        for (int64_t i = 1; i < team.num_threads; ++i) pthread_join(team.workers[i], nullptr);
+// Whole huge pages: the edges of a larger mapping go back.
+Chunk* map_chunk(int64_t num_bytes) {
+    num_bytes = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    void* mapped = mmap(nullptr, num_bytes + kPageBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) give_up(num_bytes);
+    char* start = static_cast<char*>(mapped);
+    const int64_t before = -reinterpret_cast<int64_t>(start) & (kPageBytes - 1);
+    if (before > 0) munmap(start, before);
+    munmap(start + before + num_bytes, kPageBytes - before);
+    Chunk* chunk = reinterpret_cast<Chunk*>(start + before);
+    madvise(chunk, num_bytes, MADV_HUGEPAGE);
+    *chunk = {nullptr, num_bytes};
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(chunk + 1, num_bytes - static_cast<int64_t>(sizeof(Chunk)));
+#endif
+    return chunk;
+}
+
+void free_chunks(Chunk& head) {
+    for (Chunk* chunk = head.next; chunk != nullptr;) {
+        Chunk* next = chunk->next;
+#if defined(__SANITIZE_ADDRESS__)
+        __asan_unpoison_memory_region(chunk, chunk->num_bytes);
+#endif
+        munmap(chunk, chunk->num_bytes);
+        chunk = next;
     }
+    head.next = nullptr;
+}
+
+void free_lone(void* heads) {
+    free_chunks(static_cast<Chunk*>(heads)[0]);
+    free_chunks(static_cast<Chunk*>(heads)[1]);
+}
+
+// What threads meet at is again as before the first run.
+void forget_workers() {
+    team.has_workers = false;
     team.is_stopping = false;
     team.start = {};
     team.phase = {};
@@ -143,14 +180,33 @@ void stop_workers() {
     team.next_item = 0;
 }
 
+void stop_workers() {
+    if (team.has_workers) {
+        team.is_stopping = true;
+        advance(team.start);
+        for (int64_t i = 1; i < team.num_threads; ++i) pthread_join(team.workers[i], nullptr);
+    }
+    forget_workers();
+    for (Chunk& head : team.own) free_chunks(head);
+    free_chunks(team.shared);
+}
+
+// The child of a fork has only the thread that called it; another may have been in the middle of a run.
+void begin_child() {
+    lock = PTHREAD_MUTEX_INITIALIZER;
+    growth = PTHREAD_MUTEX_INITIALIZER;
+    forget_workers();
+}
+
+__attribute__((constructor)) void begin_process() {
+    if (pthread_key_create(&when_thread_ends, free_lone) != 0) abort();  // no memory for some bytes
+    if (pthread_atfork(nullptr, nullptr, begin_child) != 0) abort();
+}
+
 // Start workers until there are as many threads as asked for, or the system gives no more.
 void start_workers(int64_t num_threads) {
-    owner = getpid();
     team.num_threads = num_threads;
-    if (shared == nullptr) shared = map_memory(kSharedBytes);
-    for (int64_t i = 0; i < num_threads; ++i) {
-        if (team.scratch[i] == nullptr) team.scratch[i] = map_memory(kScratchBytes);
-    }
+    team.has_workers = true;
     for (int64_t i = 1; i < num_threads; ++i) {
         if (pthread_create(&team.workers[i], nullptr, work, reinterpret_cast<void*>(i)) != 0) {
             team.num_threads = i;  // a limit on processes: those that there are will do
@@ -163,7 +219,7 @@ void start_workers(int64_t num_threads) {
 }  // namespace
 
 // Make the team num_threads large; the caller of runs is one of them. cpus: one for each thread, or null: not pinned.
-// The first is the caller's own, which is left alone: runs may come from another thread than this.
+// The first is left to the thread that calls runs, see minnow_pin_caller: it may be another than this.
 extern "C" __attribute__((visibility("default"))) void minnow_set_threads(int64_t num_threads, const int32_t* cpus) {
     if (num_threads < 1) num_threads = 1;
     if (num_threads > kMaxThreads) num_threads = kMaxThreads;
@@ -174,17 +230,20 @@ extern "C" __attribute__((visibility("default"))) void minnow_set_threads(int64_
     pthread_mutex_unlock(&lock);
 }
 
+// Keep the calling thread to the team's first CPU, beside which workers have theirs.
+extern "C" __attribute__((visibility("default"))) void minnow_pin_caller() {
+    pthread_mutex_lock(&lock);
+    if (team.num_threads > 1 && team.cpus[0] >= 0) pin(pthread_self(), team.cpus[0]);
+    pthread_mutex_unlock(&lock);
+}
+
 extern "C" __attribute__((visibility("default"))) int64_t minnow_num_threads() {
     return team.num_threads < 1 ? 1 : team.num_threads;
 }
 
 extern "C" void minnow_team_run(minnow_body body, void* context) {
     pthread_mutex_lock(&lock);
-    if (team.num_threads > 1 && owner != getpid()) {  // a forked child: its workers stayed with the parent
-        const int64_t num_threads = team.num_threads;
-        stop_workers();
-        start_workers(num_threads);
-    }
+    if (team.num_threads > 1 && !team.has_workers) start_workers(team.num_threads);
     if (team.num_threads <= 1) {
         pthread_mutex_unlock(&lock);
         minnow_team_run_alone(body, context);
@@ -219,14 +278,23 @@ extern "C" int64_t minnow_team_next(void) {
     return __atomic_fetch_add(&team.next_item, 1, __ATOMIC_RELAXED);
 }
 
-extern "C" char* minnow_team_scratch(int64_t index) {
-    if (index >= 0) return team.scratch[index];
-    if (lone_scratch == nullptr) lone_scratch = map_memory(kScratchBytes);
-    return lone_scratch;
+extern "C" void minnow_team_memory(int64_t index, minnow_place* own, minnow_place* shared) {
+    if (index < 0 && lone[0].next == nullptr && lone[1].next == nullptr) pthread_setspecific(when_thread_ends, lone);
+    *own = {nullptr, nullptr, index < 0 ? &lone[0] : &team.own[index]};
+    *shared = {nullptr, nullptr, index < 0 ? &lone[1] : &team.shared};
 }
 
-extern "C" char* minnow_team_shared(int64_t index) {
-    if (index >= 0) return shared;
-    if (lone_shared == nullptr) lone_shared = map_memory(kSharedBytes);
-    return lone_shared;
+extern "C" void minnow_team_grow(minnow_place* place, int64_t num_bytes) {
+    const int64_t needed = num_bytes + static_cast<int64_t>(sizeof(Chunk));
+    Chunk* chunk = static_cast<Chunk*>(place->chunk);
+    pthread_mutex_lock(&growth);
+    do {
+        if (chunk->next == nullptr) {
+            const int64_t doubled = 2 * chunk->num_bytes;
+            chunk->next = map_chunk(doubled > needed ? doubled : needed);
+        }
+        chunk = chunk->next;
+    } while (chunk->num_bytes < needed);
+    pthread_mutex_unlock(&growth);
+    *place = {reinterpret_cast<char*>(chunk + 1), reinterpret_cast<char*>(chunk) + chunk->num_bytes, chunk};
 }

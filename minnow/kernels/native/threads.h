@@ -24,10 +24,17 @@ __attribute__((visibility("hidden"))) void minnow_team_run(minnow_body body, voi
 __attribute__((visibility("hidden"))) void minnow_team_run_alone(minnow_body body, void* context);
 __attribute__((visibility("hidden"))) void minnow_team_barrier(void);
 __attribute__((visibility("hidden"))) int64_t minnow_team_next(void);
-// Memory that is taken from the system as it is touched: a thread's own, and one that the team shares. A thread that
-// runs alone (index -1) has both for itself.
-__attribute__((visibility("hidden"))) char* minnow_team_scratch(int64_t index);
-__attribute__((visibility("hidden"))) char* minnow_team_shared(int64_t index);
+// How far a thread is in a list of chunks of memory.
+struct minnow_place {
+    char* top;
+    char* end;    // of the chunk
+    void* chunk;  // threads.cpp knows what it is
+};
+// The beginnings of a thread's own list and of the team's. A thread that runs alone (index -1) has both for itself.
+__attribute__((visibility("hidden"))) void minnow_team_memory(int64_t index, minnow_place* own, minnow_place* shared);
+// Go on to a later chunk with room for so many bytes. It is taken from the system if there is none: one at least twice
+// as large as the one before, so that a list is never longer than a few chunks nor four times what was needed at once.
+__attribute__((visibility("hidden"))) void minnow_team_grow(minnow_place* place, int64_t num_bytes);
 }
 
 namespace MINNOW_ISA {
@@ -49,41 +56,43 @@ constexpr bool kIsAlwaysWorthIt = false;
 // Scratch memory as a stack: what a Scratch took is free again when it goes out of scope.
 class Scratch {
 public:
-    explicit Scratch(char** top) : top_(top), saved_(*top) {}
-    ~Scratch() { *top_ = saved_; }
+    explicit Scratch(minnow_place* place) : place_(place), saved_(*place) {}
+    ~Scratch() { *place_ = saved_; }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
 
     // num_items of uninitialised T, on a cache line of their own.
     template <class T>
     T* take(int64_t num_items) {
-        char* place = *top_;
         const int64_t num_bytes = num_items * static_cast<int64_t>(sizeof(T));
-        *top_ = place + (num_bytes + kCacheLine - 1) / kCacheLine * kCacheLine + kGuardBytes;
+        const int64_t step = (num_bytes / kCacheLine + 1) * kCacheLine + kGuardBytes;  // nothing has a place, too
+        if (step > place_->end - place_->top) minnow_team_grow(place_, step);
+        char* found = place_->top;
+        place_->top = found + step;
 #if defined(__SANITIZE_ADDRESS__)
-        __asan_unpoison_memory_region(place, num_bytes);
-        __asan_poison_memory_region(place + num_bytes, *top_ - place - num_bytes);
+        __asan_unpoison_memory_region(found, num_bytes);
+        __asan_poison_memory_region(found + num_bytes, step - num_bytes);
 #endif
-        return reinterpret_cast<T*>(place);
+        return reinterpret_cast<T*>(found);
     }
 
 private:
-    char** top_;
-    char* saved_;
+    minnow_place* place_;
+    minnow_place saved_;
 };
 
 struct Team {
     int64_t index;
     int64_t num_threads;
-    char* scratch_top;
-    char* shared_top;
+    minnow_place own_place;
+    minnow_place shared_place;
 
     // This thread's own.
-    inline Scratch scratch() { return Scratch(&scratch_top); }
+    inline Scratch scratch() { return Scratch(&own_place); }
 
     // The same memory for every thread of the team, as long as all take the same from it in the same order. It may be
     // taken again by what follows the next barrier after its end.
-    inline Scratch shared() { return Scratch(&shared_top); }
+    inline Scratch shared() { return Scratch(&shared_place); }
 
     inline void barrier() const {
         if (num_threads > 1) minnow_team_barrier();
@@ -110,8 +119,8 @@ template <class Body>
 inline void run(bool is_worth_it, Body&& body) {
     struct Call {
         static void enter(void* context, int64_t index, int64_t num_threads) {
-            const int64_t place = num_threads == 1 ? -1 : index;
-            Team team = {index, num_threads, minnow_team_scratch(place), minnow_team_shared(place)};
+            Team team = {index, num_threads, {}, {}};
+            minnow_team_memory(num_threads == 1 ? -1 : index, &team.own_place, &team.shared_place);
             (*static_cast<Body*>(context))(team);
         }
     };

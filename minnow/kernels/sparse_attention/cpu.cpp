@@ -105,19 +105,16 @@ struct SparseCall {
     }
 
     inline void finish(const Span& span, int64_t head, const Choices& choices, const State& state) const {
-        const int64_t num_heads = attention->num_heads, width = attention->v->width;
+        const int64_t row_floats = attention->num_heads * attention->v->width;
+        float* place = out + span.first * out_stride + head * row_floats;
+        finish_rows(*attention, state, span.num_tokens, place, out_stride);
+        bool is_any[kSpanTokens] = {};
+        for (int64_t c = 0; c < choices.num_choices; ++c) {
+            const Choice& choice = choices.choices[c];
+            for (int64_t i = 0; i < choice.num_tokens; ++i) is_any[choice.tokens[i]] = true;
+        }
         for (int64_t t = 0; t < span.num_tokens; ++t) {
-            bool is_any = false;
-            for (int64_t c = 0; c < choices.num_choices; ++c) {
-                const Choice& choice = choices.choices[c];
-                for (int64_t i = 0; i < choice.num_tokens; ++i) is_any |= choice.tokens[i] == t;
-            }
-            float* place = out + (span.first + t) * out_stride + head * num_heads * width;
-            if (is_any) {
-                finish_rows(*attention, state.from(t * num_heads), num_heads, place, width);
-            } else {
-                memset(place, 0, num_heads * width * sizeof *place);
-            }
+            if (!is_any[t]) memset(place + t * out_stride, 0, row_floats * sizeof *place);
         }
     }
 };
