@@ -2,6 +2,7 @@
 
 import json
 import math
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,8 @@ def write_tiny(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
     config = model.read(directory)
+    for pattern in formats or ():
+        assert any(fnmatch(name, pattern) for name in names.modules(config)), f"{pattern} names no module"
     generator = torch.Generator().manual_seed(seed)
     with Writer(directory, max_shard_bytes=max_shard_bytes, header_room_bytes=128 * 1024) as writer:
         for module in names.modules(config).values():

@@ -12,10 +12,11 @@ from tests import tiny
 from tests.engine import running
 from tests.engine.running import GREEDY
 
+_INTEGERS = {"model.layers.*.mlp.up_proj": "int4", "model.layers.*.mlp.down_proj": "int8"}
 FAMILIES = {
     "m3": {"family": "m3", "layers": 3},
     "m31-nvfp4": {"family": "m3", "layers": 2, "format": "m3.1", "dtype": "bfloat16"},
-    "llama-int": {"family": "llama", "layers": 2, "formats": {"*.up_proj": "int4", "*.down_proj": "int8"}},
+    "llama-int": {"family": "llama", "layers": 2, "formats": _INTEGERS},
 }
 
 

@@ -84,10 +84,11 @@ def test_the_native_step_is_the_decoder(tmp_path, family, num_threads):
         native.set_threads(before)
 
 
-@pytest.mark.parametrize("formats", [{"experts": "nvfp4", "proj": "int4"}, {"experts": "int4", "proj": "int8"}])
+@pytest.mark.parametrize(("experts", "projections"), [("nvfp4", "int4"), ("int4", "int8")])
 @pytest.mark.parametrize("is_resident", [False, True])
-def test_every_instruction_set_computes_the_same_step(tmp_path, isa, formats, is_resident):
+def test_every_instruction_set_computes_the_same_step(tmp_path, isa, experts, projections, is_resident):
     """From weights where they are, and from copies in tiles."""
+    formats = {"model.layers.*.experts.*": experts, "model.layers.*_proj": projections}
     pair = Pair(tmp_path, torch.float32, "f32", is_resident=is_resident, formats=formats, dtype="float32")
     for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
         expected, seen = pair.run(pair.inputs(step))
