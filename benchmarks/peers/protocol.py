@@ -39,8 +39,11 @@ def serve(answers: TextIO, version: str, works: dict[str, Work]) -> None:
 
 
 def prompt(num_tokens: int, seed: int) -> list[int]:
-    """Token ids that every side gets alike; none of them is a control token of the demo."""
-    numbers = random.Random(seed)
+    """Token ids that every side gets alike; none of them is a control token of the demo.
+
+    Prompts of two lengths have nothing in common: a prefix that is known would be no work.
+    """
+    numbers = random.Random(f"{num_tokens} {seed}")
     return [numbers.randrange(100, 40_000) for _ in range(num_tokens)]
 
 

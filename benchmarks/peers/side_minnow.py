@@ -21,6 +21,7 @@ class Side:
 
     def __init__(self, model: str, num_threads: int, settings: dict[str, Any]) -> None:
         self._engine = LLM(model, num_threads=num_threads, max_model_len=8192, **settings).engine
+        native.pin_caller()  # as the server's engine does
         self._num_asked = 0
         self._num_due = 0  # tokens that the request still has to get
 

@@ -75,7 +75,8 @@ def _said(rows: Iterator[Row], say: Callable[[str], None]) -> Iterator[Row]:
 def _shapes(args: argparse.Namespace) -> Iterator[Row]:
     """The second table, in a process of its own: its matrices are large."""
     script = str(sides.FOLDER.parent / "shapes.py")
-    command = [sys.executable, script, str(args.num_threads), str(int(args.quick))]
+    apart = ["env", "-u", "OMP_WAIT_POLICY"]  # which minnow sets for itself; torch is a peer there
+    command = [*apart, sys.executable, script, str(args.num_threads), str(int(args.quick))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for found in map(json.loads, process.stdout or ()):
             yield Row(**{**found, "details": tuple(found["details"])})

@@ -22,6 +22,7 @@ from minnow.text.tokenizer import Tokenizer
 Say = Callable[[str], None]
 
 _DEMO = "smollm2-135m"
+_NEAR = 1.25  # times the best one's seconds
 SERVING = "16 requests at once, 256 in / 128 out, over HTTP"
 # The first of each is what a quick run takes on a machine that no full run has tuned the peers on.
 CANDIDATES: dict[str, list[dict[str, Any]]] = {
@@ -153,16 +154,18 @@ class Contest:
         if peer in _HAVE_SERVER:
             trials[SERVING] = serving
         best: dict[str, Settings] = {}
-        like = {work.name: next(w.name for w in WORKS if w.question["work"] == work.question["work"]) for work in WORKS}
+        left = {kind: CANDIDATES[peer] for kind in ("decode", "prefill")}
         for name, trial in trials.items():
+            kind = next((str(work.question["work"]) for work in WORKS if work.name == name), "decode")
             if name == SERVING:
                 self.close()
-            # Repacking concerns the weights, not the context: short work of the same kind has decided on it.
-            decided = best.get(like.get(name, WORKS[0].name), {})
-            worth = [c for c in CANDIDATES[peer] if "repack" not in decided or c["repack"] == decided["repack"]]
-            found = fastest(worth, trial, lambda words, name=name: self._say(f"{peer}, {name}: {words}"))  # type: ignore[misc]
-            if found is not None:
-                best[name] = found
+            say = partial(lambda name, words: self._say(f"{peer}, {name}: {words}"), name)
+            # Longer work of a kind tries what was not far behind in shorter work: some take minutes to prove worse.
+            worth = CANDIDATES[peer] if name == SERVING else left[kind]
+            found = fastest(worth, trial, say) or worth
+            best[name] = found[0]
+            # Repacking concerns the weights, not the context.
+            left[kind] = [settings for settings in found if settings.get("repack") == best[name].get("repack")]
         self.close()
         return best
 
@@ -284,8 +287,8 @@ class Contest:
         return int(weights + context * layout_of(model, "fp8", "fp8", block_size=128).token_bytes)
 
 
-def fastest(candidates: list[dict[str, Any]], trial: Callable[[Settings], float], say: Say) -> Settings | None:
-    """The settings with the least seconds; those that fail are said and left out, None where all do."""
+def fastest(candidates: list[dict[str, Any]], trial: Callable[[Settings], float], say: Say) -> list[dict[str, Any]]:
+    """The settings with the least seconds, the best one first, and those near to it; failures are said and left out."""
     seconds = {}
     for number, settings in enumerate(candidates):
         try:
@@ -293,4 +296,5 @@ def fastest(candidates: list[dict[str, Any]], trial: Callable[[Settings], float]
             say(f"{settings} takes {seconds[number]:.3g} s")
         except SideError as error:
             say(f"{settings} fails: {error}")
-    return candidates[min(seconds, key=lambda number: seconds[number])] if seconds else None
+    order = sorted(seconds, key=lambda number: seconds[number])
+    return [candidates[number] for number in order if seconds[number] <= _NEAR * seconds[order[0]]]

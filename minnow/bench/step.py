@@ -58,6 +58,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
         )
     with watching() as watch:
         engine = build.build(config, demo.resolve(config.model))
+        native.pin_caller()  # as the server's engine does
         watch.attach(engine)
         layout = memory.layout(load.resolve_auto(config, engine.model), engine.model, Mesh.single())
         for num_tokens in args.prefill:

@@ -89,7 +89,10 @@ def build(
         seed=config.seed,
         enable_prefix_caching=config.cache.enable_prefix_caching,
     )
-    log.info("step function", kind="native" if refusal is None else "decoder", because=refusal)
+    if refusal is None:
+        log.info("step function", kind="native", activation_quantization=config.kernel.activation_quantization)
+    else:
+        log.info("step function", kind="decoder", because=refusal)
     step_function: StepFunction = decoder
     if refusal is None:
         step_function = native_step.NativeStep(decoder, pool.layers, is_resident=is_eager, digits=digits)
@@ -117,7 +120,7 @@ def _digits(config: EngineConfig, is_eager: bool, refusal: str | None) -> int:
     if choice != "none":
         reason = refusal
         if config.dtype != "float32":
-            reason = f"--dtype is {config.dtype}, and only float32 activations are rounded"
+            reason = f"activations are {config.dtype}, and only those of --dtype float32 are rounded"
         elif not is_eager:
             reason = "weights are read where they are; --safetensors-load-strategy eager copies them"
         if reason is not None:

@@ -139,10 +139,10 @@ def test_fastest_settings_win_and_failures_are_said() -> None:
             raise SideError("refused")
         return float(settings["s"])
 
-    candidates: list[dict[str, Any]] = [{"n": 0, "s": 3.0}, {"n": 1}, {"n": 2, "s": 2.0}]
-    assert contest.fastest(candidates, trial, said.append) == {"n": 2, "s": 2.0}
+    candidates: list[dict[str, Any]] = [{"n": 0, "s": 3.0}, {"n": 1}, {"n": 2, "s": 2.4}, {"n": 3, "s": 2.0}]
+    assert contest.fastest(candidates, trial, said.append) == [candidates[3], candidates[2]]
     assert said[1] == "{'n': 1} fails: refused"
-    assert contest.fastest([{"n": 1}], trial, said.append) is None
+    assert contest.fastest([{"n": 1}], trial, said.append) == []
 
 
 class FakeContest:
@@ -298,6 +298,19 @@ def test_every_side_has_a_script_and_a_command(tmp_path: Path) -> None:
     assert "-ctk q8_0 -ctv q8_0 --no-repack" in words and "--port 99" in words
     assert "--enforce-eager" in place.server("vllm_cpu", {"eager": 1}, 99)
     assert "--enforce-eager" not in place.server("vllm_cpu", {"eager": 0}, 99)
+
+
+def test_what_minnow_sets_for_its_own_threads_does_not_slow_down_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With OMP_WAIT_POLICY=passive llama.cpp decodes 48 tokens a second here, without it 128."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # as the minnow command has it
+    place = Place(home=tmp_path, model=tmp_path / "m", gguf=tmp_path / "g", num_threads=2)
+    for side in contest.CANDIDATES:
+        command = place.command(side, {})
+        print_it = [*command[: command.index(str(tmp_path / side / "venv/bin/python"))], "env"]
+        seen = subprocess.run(print_it, capture_output=True, text=True, check=True).stdout
+        assert "OMP_NUM_THREADS=2" in seen and "OMP_WAIT_POLICY" not in seen
 
 
 def test_failed_install_is_told_in_one_line(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_the_plan_of_a_step_that_fails_is_recorded(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"dtype": "bfloat16"}, "--dtype is bfloat16"),
+        ({"dtype": "bfloat16"}, "activations are bfloat16, and only those of --dtype float32"),
         ({"safetensors_load_strategy": "lazy"}, "--safetensors-load-strategy eager copies them"),
         ({"kernel_backends": "norm=reference"}, "asks for norm=reference"),
     ],

@@ -16,8 +16,8 @@ def _weight(name: str, num_rows: int, width: int) -> Quantized:
     return weight
 
 
-def _linear(x: torch.Tensor, weight: Quantized) -> torch.Tensor:
-    tiled = tile(weight)
+def _linear(x: torch.Tensor, weight: Quantized, digits: int = 3) -> torch.Tensor:
+    tiled = tile(weight, digits)
     y = torch.empty(x.shape[0], weight.shape[0])
     call = native.function("linear", "pppiiii")
     call(x.data_ptr(), words.pack(*words.of_weight(tiled)), y.data_ptr(), x.shape[0], 1, weight.shape[0], 0)
@@ -36,6 +36,21 @@ def test_a_tiled_product_is_as_exact_as_one_in_fp32(name, num_rows, width, isa):
         bound = 4 * 2.0**-24 * (x.double().abs() @ decode(weight).double().abs().T)
         largest = x.double().abs().amax(1, keepdim=True) * decode(weight).double().abs().sum(1) * 2.0**-22
         assert bool(((_linear(x, weight) - exact).abs() <= bound + largest).all())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("digits", "least"), [(1, 127), (2, 127 * 256)])
+def test_rounded_activations_are_off_by_half_a_step_at_the_most(name, digits, least, isa):
+    """And by more than FP32 sums are: the rounding is really there."""
+    weight = _weight(name, 48, 96)
+    for scale in (1.0, 1e-6, 1.5e-30, 1e20):
+        x = scale * torch.randn(14, 96, generator=torch.Generator().manual_seed(7))
+        exact = x.double() @ decode(weight).double().T
+        half_step = x.double().view(14, 3, 32).abs().amax(2) / least / 2
+        bound = half_step @ decode(weight).double().abs().view(48, 3, 32).sum(2).T
+        seen = (_linear(x, weight, digits) - exact).abs()
+        assert bool((seen <= 1.001 * bound + 2.0**-20 * exact.abs().amax()).all())
+        assert bool((seen > 0.01 * bound).any())
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -45,7 +45,7 @@ inline float factor_for(int32_t bits) {
     constexpr int32_t kLeast = 27;  // 2^-100: blocks below it are zero, or steps would not be normal numbers
     const int32_t exponent = bits >> 23 < kLeast ? kLeast : bits >> 23;
     if (kDigits == 3) return float_of((254 + 21 - exponent) << 23);
-    const float greatest = exponent == kLeast ? float_of(kLeast << 23) : float_of(bits);
+    const float greatest = bits >> 23 < kLeast ? float_of(kLeast << 23) : float_of(bits);
     return (kDigits == 2 ? 127.0f * 256.0f : 127.0f) / greatest;
 }
 
@@ -92,7 +92,7 @@ inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
         const float shifted = x[i] * factor + magic;
         int32_t number;
         __builtin_memcpy(&number, &shifted, sizeof number);
-        numbers[i] = number - 0x4b400000;
+        numbers[i] = is_finite ? number - 0x4b400000 : 0;
         total += numbers[i];
     }
     for (int digit = kDigits; digit-- > 0;) {
