@@ -46,7 +46,7 @@ struct DenseCall {
 
     // after: keys that the same thread reads then, if it is known.
     inline void attend_chunk(Team& team, const Span& span, const Queries& queries, int64_t head, int64_t chunk,
-                             const Rows& after, const State& state) const {
+                             const Rows& after, Tiles& tiles, const State& state) const {
         Scratch scratch = team.scratch();
         int32_t* tokens = scratch.take<int32_t>(span.num_tokens);
         int32_t* counts = scratch.take<int32_t>(span.num_tokens);
@@ -66,7 +66,7 @@ struct DenseCall {
             const State seen = state.from((span.num_tokens - num_tokens) * attention->num_heads);
             const int32_t* table = table_of(*sequences, span);
             attend(team, *attention, queries, tokens, counts, num_tokens, table[start / length], head, start % length,
-                   next < end ? rows_of(*attention->k, table[next / length], head, next % length) : after, seen);
+                   next < end ? rows_of(*attention->k, table[next / length], head, next % length) : after, tiles, seen);
         }
     }
 
@@ -92,6 +92,7 @@ inline void attend_split(Team& team, const DenseCall& call, const Spans& spans, 
     const int64_t num_items = item_starts[num_spans];
     const int64_t num_runs = larger(2 * team.num_threads, smaller(8 * team.num_threads, num_items / 8));
     team.for_each(num_runs, [&](int64_t run) {
+        Tiles tiles = {0};
         const int64_t end = num_items * (run + 1) / num_runs;
         for (int64_t item = num_items * run / num_runs; item < end; ++item) {
             Scratch scratch = team.scratch();
@@ -103,8 +104,9 @@ inline void attend_split(Team& team, const DenseCall& call, const Spans& spans, 
                 after = call.first_keys(span, (part + 1) / chunks_of(t), (part + 1) % chunks_of(t));
             }
             const Queries queries = call.queries(scratch, span, head);
-            call.attend_chunk(team, span, queries, head, chunk, after, partial(t, part));
+            call.attend_chunk(team, span, queries, head, chunk, after, tiles, partial(t, part));
         }
+        tiles.release();
     });
     team.for_each(num_spans * num_groups, [&](int64_t item) {
         const int64_t t = item / num_groups, head = item % num_groups, start = head * chunks_of(t);
@@ -125,11 +127,13 @@ inline void attend_whole(Team& team, const DenseCall& call, const Spans& spans) 
         const State state = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const State next = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const int64_t num_chunks = count_chunks(call.num_keys(span));
+        Tiles tiles = {0};
         for (int64_t c = 0; c < num_chunks; ++c) {
             const Rows after = c + 1 < num_chunks ? call.first_keys(span, head, c + 1) : Rows{};
-            call.attend_chunk(team, span, queries, head, c, after, c == 0 ? state : next);
+            call.attend_chunk(team, span, queries, head, c, after, tiles, c == 0 ? state : next);
             if (c > 0) fold(state, next, call.num_rows(span));
         }
+        tiles.release();
         call.finish(span, head, state);
     });
 }

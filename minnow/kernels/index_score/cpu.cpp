@@ -24,17 +24,34 @@ struct IndexCall {
         return scores + (span.first * num_heads + row) * sequences->num_table_blocks + block;
     }
 
+#if defined(MINNOW_HAS_AMX)
+    inline void score_by_tiles(const Queries& queries, Keys& keys, const Rows& rows, int64_t num_rows, int64_t num_keys,
+                               float* s, int64_t stride, Tiles& tiles) const {
+        tiles.configure(smaller(kTileRows, num_rows));
+        for (int64_t i = 0; i < num_keys; i += kStrip) {
+            fill_key_tiles(rows.from(i), kStrip, keys.copy, keys.scales, keys.tile, keys.ahead);
+            tiles.for_rows(num_rows, [&](int64_t r, int64_t) {
+                score_tiles(queries.rows + r * queries.stride, queries.num_limbs, rows.width, keys.tile, kStrip,
+                            s + r * stride + i, stride);
+            });
+        }
+    }
+#endif
+
     // The scores of one block with all rows of a span. s: room for the block's keys, for each. next: a block that is
     // read soon, or -1.
     inline void score_block(const Span& span, const Queries& queries, Keys& keys, int64_t block, int64_t next,
-                            float* s) const {
+                            float* s, [[maybe_unused]] Tiles& tiles) const {
         const int64_t length = cache->block_length, num_rows = span.num_tokens * num_heads;
         const int64_t num_keys = count(span, span.num_tokens - 1, block, length), stride = round_up(num_keys, kStrip);
         const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
         keys.ahead = next < 0 ? Ahead{rows.codes, rows.codes} : ahead_of(rows_of(*cache, next, 0, 0), length);
-        for (int64_t i = 0; i < num_keys; i += keys.num_keys) {
+#if defined(MINNOW_HAS_AMX)
+        if (queries.num_limbs != 0) score_by_tiles(queries, keys, rows, num_rows, num_keys, s, stride, tiles);
+#endif
+        for (int64_t i = 0; queries.num_limbs == 0 && i < num_keys; i += keys.num_keys) {
             read_keys(queries, rows.from(i), num_keys - i, num_rows, keys);
-            score_keys(queries, 0, num_rows, keys, static_cast<float>(cache->global_scale), s + i, stride);
+            score_keys(queries, 0, num_rows, keys, 1.0f, s + i, stride);
         }
         for (int64_t row = 0; row < num_rows; ++row, s += stride) {
             for (int64_t i = larger(0, count(span, row / num_heads, block, length)); i < stride; ++i) s[i] = -INFINITY;
@@ -45,7 +62,7 @@ struct IndexCall {
                 is_nan |= has_nan(first, second);
                 best = max(best, max(first, second));
             }
-            *place(span, row, block) = is_nan ? NAN : max_of(best);
+            *place(span, row, block) = is_nan ? NAN : max_of(best) * static_cast<float>(cache->global_scale);
         }
     }
 
@@ -58,11 +75,13 @@ struct IndexCall {
             Scratch scratch = team.scratch();
             const Queries queries = take_queries(scratch, *cache, span, q, q_stride, 0, num_heads, is_bf16);
             Keys keys = take_keys(scratch, queries);
+            Tiles tiles = {0};
             float* s = scratch.take<float>(num_rows * round_up(cache->block_length, kStrip));
             for (int64_t block = first; block < last; ++block) {
                 const int64_t next = block + 1 < last ? table_of(*sequences, span)[block + 1] : -1;
-                score_block(span, queries, keys, block, next, s);
+                score_block(span, queries, keys, block, next, s, tiles);
             }
+            tiles.release();
         }
         for (int64_t row = 0; row < num_rows; ++row) {
             for (int64_t block = larger(first, last); block < end; ++block) *place(span, row, block) = -INFINITY;

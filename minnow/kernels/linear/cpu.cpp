@@ -2,7 +2,7 @@
 #include "../native/export.h"
 #include "../native/gemm.h"
 #include "../native/matvec.h"
-#include "../native/tiles.h"
+#include "../native/tiles_amx.h"
 
 namespace MINNOW_ISA {
 
@@ -129,9 +129,75 @@ static void multiply_by_tiles(Team& team, const float* x, int64_t x_stride, int6
     });
 }
 
+#if defined(MINNOW_HAS_AMX)
+constexpr int64_t kFewestTileRows = 5;  // of x: from there on it takes less time than the rows one after the other
+
+// Several rows times tiled weights of one format, by AMX.
+template <class Tile, int kDigits>
+static void multiply_by_row_tiles(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
+                                  int64_t num_weights, const Result& result) {
+    using Rows = RowTiles<Tile, kDigits>;
+    const int64_t num_blocks = weights[0].width / kBlock, num_groups = (num_rows + kTileRows - 1) / kTileRows;
+    Scratch memory = team.shared();
+    Rows* packed = memory.take<Rows>(num_groups * num_blocks);
+    team.for_each(num_groups * num_blocks, [&](int64_t item) {
+        static const float kZeros[kBlock] = {};
+        for (int64_t i = 0; i < kTileRows; ++i) {
+            const int64_t row = item / num_blocks * kTileRows + i;
+            pack_row_tile(row < num_rows ? x + row * x_stride + item % num_blocks * kBlock : kZeros, i, packed[item]);
+        }
+    });
+    int64_t total = 0;
+    for (int64_t i = 0; i < num_weights; ++i) total += num_items(weights[i]);
+    const int64_t num_panels = (num_rows + kPanelRows - 1) / kPanelRows;
+    team.for_each(total * num_panels, [&](int64_t item) {
+        const int64_t row = item / total * kPanelRows;
+        const int64_t count = row + kPanelRows < num_rows ? kPanelRows : num_rows - row;
+        const Place place = find_item(weights, item % total);
+        const Result part = result.from(row, place.start + place.output);
+        multiply_row_tiles(team, *place.weight, packed + row / kTileRows * num_blocks, count, place.output, place.end,
+                           {part.y, part.stride, part.is_added});
+    });
+}
+
+// Whether it was done: weights in tiles, run by run of one format.
+static bool multiply_by_amx(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
+                            int64_t num_weights, const Result& result) {
+    for (int64_t i = 0; i < num_weights; ++i) {
+        if (!is_tiled(weights[i].format)) return false;
+    }
+    int64_t output = 0;
+    for (int64_t i = 0, end; i < num_weights; i = end) {
+        const int64_t format = weights[i].format, first = output;
+        for (end = i; end < num_weights && weights[end].format == format; ++end) output += weights[end].num_rows;
+        const auto multiply = [&](auto tile, auto digits) {
+            multiply_by_row_tiles<decltype(tile), decltype(digits)::kValue>(team, x, x_stride, num_rows, weights + i,
+                                                                            end - i, result.from(0, first));
+        };
+        const auto multiply_digits = [&](auto tile) {
+            switch (num_digits(format)) {
+                case 1: return multiply(tile, Number<1>());
+                case 2: return multiply(tile, Number<2>());
+                default: return multiply(tile, Number<3>());
+            }
+        };
+        if (has_int4_tiles(format)) {
+            multiply_digits(Int4Tile());
+        } else {
+            multiply_digits(Int8Tile());
+        }
+    }
+    return true;
+}
+#endif
+
 void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
             float* y, int64_t y_stride, bool is_added, bool is_bf16) {
     if (num_rows == 0 || num_weights == 0) return;
+#if defined(MINNOW_HAS_AMX)
+    const Result result = {y, y_stride, is_added, is_bf16};
+    if (num_rows >= kFewestTileRows && multiply_by_amx(team, x, x_stride, num_rows, weights, num_weights, result)) return;
+#endif
     if (num_rows <= few_rows(is_bf16)) {
         multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, {y, y_stride, is_added, is_bf16});
     } else if (is_bf16) {

@@ -185,10 +185,12 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of rows (to the base 2), kPanel apart, to weights times 2^lift: row r sees counts[r] of num_keys; the others
-// become 0. What the rows have seen so far is taken relative to their new largest scores.
-inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float lift,
-                   const State& state) {
+// Scores of rows, which factor takes to the base 2, kPanel apart, to weights times 2^lift: row r sees counts[r] of
+// num_keys; the others become 0. has_tiles: those of attention_amx.h are configured. What the rows have seen so far is taken relative to their new largest scores.
+template <bool kHasTiles>
+inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float factor,
+                   float lift, const State& state) {
+    const F scale = broadcast(factor);
     for (int64_t first = 0; first < num_rows; first += kLanes) {
         const int64_t last = smaller(first + kLanes, num_rows);
         float bases[kLanes], kept[kLanes] = {};
@@ -197,20 +199,22 @@ inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t nu
             float* row = s + r * kPanel;
             for (int64_t i = counts[r]; i < end; ++i) row[i] = -INFINITY;
             for (int64_t i = end; i < num_keys; ++i) row[i] = 0.0f;
-            F best = broadcast(state.largest[r]);
+            F best = broadcast(-INFINITY);
             for (int64_t i = 0; i < end; i += kLanes) best = max(load(row + i), best);  // so NaN is passed over
-            const float largest = max_of(best);
+            const float here = max_of(best) * factor, largest = here > state.largest[r] ? here : state.largest[r];
             bases[r - first] = finite_base(largest);
             kept[r - first] = state.largest[r] - bases[r - first];
             state.largest[r] = largest;
         }
+        if (kHasTiles) stay_awake();
         store(kept, weight_of(load(kept)));
         for (int64_t r = first; r < last; ++r) {
+            if (kHasTiles && r % 4 == 0) stay_awake();
             float* row = s + r * kPanel;
             const F shift = broadcast(lift - bases[r - first]);
             F total = zero();
             for (int64_t i = 0; i < counts[r]; i += kLanes) {
-                const F weight = weight_of(load(row + i) + shift);
+                const F weight = weight_of(fma(load(row + i), scale, shift));
                 total = total + weight;
                 store(row + i, weight);
             }
@@ -257,20 +261,56 @@ struct Attention {
     float lift;         // weights are 2^lift too large, as values with a gain are too small
     float gain;         // of the result
     bool is_bf16;
+    bool has_tiles;     // it goes by attention_amx.h
 };
 
 inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads, float scale, bool is_bf16) {
     constexpr double kLog2E = 1.4426950408889634;
-    const float gain = value_gain(v.format, v.width), lift = gain == 1.0f ? 0.0f : 60.0f;
+    const bool is_tiled = has_tiles(k) && has_tiles(v);
+    const float gain = is_tiled ? 1.0f : value_gain(v.format, v.width), lift = gain == 1.0f ? 0.0f : 60.0f;
     return {&k, &v, num_heads / k.num_heads, static_cast<float>(scale * k.global_scale * kLog2E), lift,
-            static_cast<float>(gain * v.global_scale), is_bf16};
+            static_cast<float>(gain * v.global_scale), is_bf16, is_tiled};
 }
+
+#if defined(MINNOW_HAS_AMX)
+// The same as attend. Sixteen rows at a time go all the way, so that what they need stays in the first cache.
+inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const Queries& queries, const int32_t* tokens,
+                            const int32_t* row_counts, int64_t num_tokens, int64_t num_keys, const Rows& keys,
+                            const Rows& values, const Rows& next, Tiles& tiles, const State& state) {
+    const int64_t num_heads = attention.num_heads, whole = round_up(num_keys, kStrip);
+    const int64_t num_limbs = attention.is_bf16 ? kRoundedLimbs : kLimbs, width = values.width;
+    float* key_pairs = scratch.take<float>(whole * keys.width / 2);
+    float* value_pairs = scratch.take<float>(whole * width / 2);
+    float* s = scratch.take<float>(kTileRows * kPanel);
+    uint16_t* weights = scratch.take<uint16_t>(kTileRows * num_limbs * kPanel);
+    uint8_t* room = scratch.take<uint8_t>(strip_bytes(keys.format, keys.width));
+    tiles.configure(tiles.num_rows != 0 ? tiles.num_rows : kTileRows);
+    Ahead ahead = ahead_of(values, num_keys);
+    fill_key_tiles(keys, num_keys, room, scratch.take<float>(keys.width / 16 * kStrip), key_pairs, ahead);
+    const int64_t num_next = smaller(next.num_rows, kPanel);
+    ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
+    fill_value_tiles(values, num_keys, value_pairs, ahead);
+    for (int64_t t = 0, end; t < num_tokens; t = end) {  // runs of tokens that lie side by side
+        for (end = t + 1; end < num_tokens && tokens[end] == tokens[end - 1] + 1;) ++end;
+        const float* q = queries.rows + tokens[t] * num_heads * queries.stride;
+        tiles.for_rows((end - t) * num_heads, [&](int64_t r, int64_t count) {
+            const int32_t* counts = row_counts + t * num_heads + r;
+            const int64_t seen = round_up(counts[count - 1], kStrip);  // the last of them sees most
+            const State rows = state.from(t * num_heads + r);
+            score_tiles(q + r * queries.stride, queries.num_limbs, keys.width, key_pairs, seen, s, kPanel);
+            soften<true>(s, count, counts, seen, attention.factor, attention.lift, rows);
+            split_weights(s, count, seen, num_limbs, weights);
+            add_tiles(weights, num_limbs, value_pairs, seen, width, rows.values);
+        });
+    }
+}
+#endif
 
 // Tokens tokens[0..num_tokens) of a span, ascending, look at the first counts[i] keys of a panel: tokens
 // [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows alone.
 inline void attend(Team& team, const Attention& attention, const Queries& queries, const int32_t* tokens,
                    const int32_t* counts, int64_t num_tokens, int64_t block, int64_t head, int64_t first,
-                   const Rows& next, const State& state) {
+                   const Rows& next, [[maybe_unused]] Tiles& tiles, const State& state) {
     Scratch scratch = team.scratch();
     const int64_t num_heads = attention.num_heads, num_rows = num_tokens * num_heads;
     int32_t* row_counts = scratch.take<int32_t>(num_rows);
@@ -279,6 +319,13 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
         num_keys = larger(num_keys, counts[t]);
         for (int64_t h = 0; h < num_heads; ++h) row_counts[t * num_heads + h] = counts[t];
     }
+#if defined(MINNOW_HAS_AMX)
+    if (attention.has_tiles) {
+        return attend_by_tiles(scratch, attention, queries, tokens, row_counts, num_tokens, num_keys,
+                               rows_of(*attention.k, block, head, first), rows_of(*attention.v, block, head, first),
+                               next, tiles, state);
+    }
+#endif
     float* s = scratch.take<float>(num_rows * kPanel);
     Keys keys = take_keys(scratch, queries);
     const Rows key_rows = rows_of(*attention.k, block, head, first), values = rows_of(*attention.v, block, head, first);
@@ -291,7 +338,7 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
                        s + t * num_heads * kPanel + i, kPanel);
         }
     }
-    soften(s, num_rows, row_counts, num_keys, attention.lift, state);
+    soften<false>(s, num_rows, row_counts, num_keys, 1.0f, attention.lift, state);
     const int64_t num_next = smaller(next.num_rows, kPanel);
     Ahead ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
     const int64_t num_at_once = are_few(values, num_rows) ? kPanel : 2 * kStrip;
@@ -324,7 +371,9 @@ inline void finish_rows(const Attention& attention, const State& state, int64_t 
     for (int64_t start = 0; start < width; start += kPart) {
         int64_t dims[kPart];
         const int64_t count = smaller(kPart, width - start);
-        for (int64_t p = 0; p < count; ++p) dims[p] = value_dim(format, width, start + p);
+        for (int64_t p = 0; p < count; ++p) {
+            dims[p] = attention.has_tiles ? tile_value_dim(format, start + p) : value_dim(format, width, start + p);
+        }
         for (int64_t t = 0; t < num_tokens; ++t) {
             for (int64_t h = 0; h < num_heads; ++h) {
                 const float* values = state.from(t * num_heads + h).values + start;

@@ -12,6 +12,7 @@
 namespace MINNOW_ISA {
 
 constexpr int64_t kStrip = 2 * kLanes;
+constexpr int64_t kPanel = 128;  // keys that are read at once, at the most
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -27,6 +27,9 @@ struct FixedBlock {
     float sum;                       // of the values
 };
 
+// Where value i of a block lies.
+constexpr int place_of(int i) { return i / 8 * 8 + i % 2 * 4 + i % 8 / 2; }
+
 // Floats that a packed row takes.
 template <int kDigits>
 constexpr int64_t fixed_floats(int64_t width) {
@@ -49,35 +52,27 @@ inline float factor_for(int32_t bits) {
     return (kDigits == 2 ? 127.0f * 256.0f : 127.0f) / greatest;
 }
 
-#if defined(__AVX512BW__)
+// What whole numbers times `step` stand for, and their sum.
+struct Scaled {
+    float step, sum;
+};
+
+// x [32] as whole numbers. They are of no use where one is not finite.
 template <int kDigits>
-inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
+inline Scaled to_whole(const float* x, int32_t* numbers) {
+#if defined(__AVX512BW__)
     const __m512 first = _mm512_loadu_ps(x), second = _mm512_loadu_ps(x + 16);
     const __m512i magnitudes = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(first)),
                                                 _mm512_castps_si512(_mm512_abs_ps(second)));
     const int32_t greatest = _mm512_reduce_max_epi32(magnitudes);
     const bool is_finite = greatest >> 23 != 255;
     const float factor = is_finite ? factor_for<kDigits>(greatest) : 0.0f;
-    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(factor)));
-    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(factor)));
+    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(factor)));
+    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(factor)));
+    _mm512_storeu_si512(numbers, a);
+    _mm512_storeu_si512(numbers + 16, b);
     const int32_t total = _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
-    const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-    for (int digit = kDigits; digit-- > 0;) {
-        const __m128i low = _mm512_cvtepi32_epi8(a), high = _mm512_cvtepi32_epi8(b);
-        const __m512i wide_low = _mm512_cvtepi8_epi32(low), wide_high = _mm512_cvtepi8_epi32(high);
-        out.offsets[digit] = -128 * _mm512_reduce_add_epi32(_mm512_add_epi32(wide_low, wide_high));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.digits[digit]),
-                            _mm256_shuffle_epi8(_mm256_set_m128i(high, low), order));
-        a = _mm512_srai_epi32(_mm512_sub_epi32(a, wide_low), 8);
-        b = _mm512_srai_epi32(_mm512_sub_epi32(b, wide_high), 8);
-    }
-    out.step = is_finite ? 1.0f / factor : NAN;
-    out.sum = static_cast<float>(total) * out.step;
-}
 #else
-template <int kDigits>
-inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
     int32_t bits[kBlock], greatest = 0;
     __builtin_memcpy(bits, x, sizeof bits);
     for (int i = 0; i < kBlock; ++i) {
@@ -87,7 +82,7 @@ inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
     const bool is_finite = greatest >> 23 != 255;
     const float factor = is_finite ? factor_for<kDigits>(greatest) : 0.0f;
     const float magic = 12582912.0f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, in its low bits
-    int32_t numbers[kBlock], total = 0;
+    int32_t total = 0;
     for (int i = 0; i < kBlock; ++i) {
         const float shifted = x[i] * factor + magic;
         int32_t number;
@@ -95,27 +90,41 @@ inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
         numbers[i] = is_finite ? number - 0x4b400000 : 0;
         total += numbers[i];
     }
-    for (int digit = kDigits; digit-- > 0;) {
-        int8_t bytes[kBlock];
-        int32_t digits = 0;
-        for (int i = 0; i < kBlock; ++i) {
-            bytes[i] = static_cast<int8_t>(numbers[i]);
-            digits += bytes[i];
-            numbers[i] = (numbers[i] - bytes[i]) >> 8;
-        }
-        out.offsets[digit] = -128 * digits;
-        for (int eight = 0; eight < kBlock; eight += 8) {
-            for (int i = 0; i < 4; ++i) {
-                out.digits[digit][eight + i] = bytes[eight + 2 * i];
-                out.digits[digit][eight + 4 + i] = bytes[eight + 2 * i + 1];
-            }
-        }
-    }
-    out.step = is_finite ? 1.0f / factor : NAN;
-    out.sum = static_cast<float>(total) * out.step;
+#endif
+    const float step = is_finite ? 1.0f / factor : NAN;
+    return {step, static_cast<float>(total) * step};
 }
 
+// The lowest bytes of 32 numbers at their places.
+inline void store_bytes(const int32_t* numbers, int8_t* out) {
+#if defined(__AVX512BW__)
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_loadu_si512(numbers + 16)),
+                                           _mm512_cvtepi32_epi8(_mm512_loadu_si512(numbers)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(bytes, order));
+#else
+    for (int i = 0; i < kBlock; ++i) out[place_of(i)] = static_cast<int8_t>(numbers[i]);
 #endif
+}
+
+template <int kDigits>
+inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
+    int32_t numbers[kBlock];
+    const Scaled scaled = to_whole<kDigits>(x, numbers);
+    for (int digit = kDigits; digit-- > 0;) {
+        store_bytes(numbers, out.digits[digit]);
+        int32_t digits = 0;
+        for (int i = 0; i < kBlock; ++i) {
+            const int32_t byte = static_cast<int8_t>(numbers[i]);
+            digits += byte;
+            numbers[i] = (numbers[i] - byte) >> 8;
+        }
+        out.offsets[digit] = -128 * digits;
+    }
+    out.step = scaled.step;
+    out.sum = scaled.sum;
+}
 
 // x [width], a multiple of 32.
 template <int kDigits>

@@ -3,6 +3,7 @@
 // What one row computes never depends on the rows beside it.
 #pragma once
 
+#include "attention_amx.h"
 #include "key_floats.h"
 #include "key_pairs.h"
 
@@ -48,6 +49,7 @@ inline const int32_t* table_of(const Sequences& sequences, const Span& span) {
 // pairs.
 struct Queries {
     const Cache* cache;  // of the keys
+    int64_t num_limbs;   // of attention_amx.h; 0: by other means
     bool is_paired;
     bool has_floats;  // the keys are read as key_floats.h has it
     float gain;       // of the rows, and of the factor of their products
@@ -59,11 +61,23 @@ struct Queries {
 inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& span, const float* q, int64_t q_stride,
                             int64_t head, int64_t num_heads, bool is_bf16) {
     const int64_t format = cache.format, width = cache.width, num_rows = span.num_tokens * num_heads;
+#if defined(MINNOW_HAS_AMX)
+    if (has_tiles(cache)) {
+        const int64_t num_limbs = is_bf16 ? 1 : kLimbs, stride = num_limbs * width / 2;
+        float* place = scratch.take<float>(num_rows * stride);
+        const __m512i words = pair_words(format);
+        for (int64_t row = 0; row < num_rows; ++row) {
+            const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
+            pack_query(from, words, width, num_limbs, place + row * stride);
+        }
+        return {&cache, num_limbs, true, false, 1.0f, stride, place};
+    }
+#endif
     const bool is_paired = is_bf16 && has_pairs(format, width), is_float = !is_paired && has_floats(format, width);
     const float gain = is_float ? query_gain(format) : 1.0f;
     const int64_t stride = is_paired ? width / 2 : round_up(width, kLanes);
     float* place = scratch.take<float>(num_rows * stride);
-    const Queries queries = {&cache, is_paired, is_float, gain, stride, place};
+    const Queries queries = {&cache, 0, is_paired, is_float, gain, stride, place};
     for (int64_t row = 0; row < num_rows; ++row, place += stride) {
         const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
         if (is_float) {
@@ -97,8 +111,6 @@ struct Keys {
     Ahead ahead;
     bool has_tile;
 };
-
-constexpr int64_t kPanel = 128;  // keys that are read at once, at the most
 
 inline Keys take_keys(Scratch& scratch, const Queries& queries) {
     Keys keys = {};

@@ -26,6 +26,7 @@ struct I {
 inline I whole(int32_t value) { return {_mm512_set1_epi32(value)}; }
 inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I times_256(I a) { return {_mm512_slli_epi32(a.v, 8)}; }
+inline I load_whole(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 inline F to_floats(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 template <bool kIsSmall>
 inline I add_products(I sum, Codes codes, const int8_t* four) {
@@ -49,6 +50,10 @@ struct I {
 inline I whole(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline I times_256(I x) { return {_mm256_slli_epi32(x.a, 8), _mm256_slli_epi32(x.b, 8)}; }
+inline I load_whole(const int32_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 8))};
+}
 inline F to_floats(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 template <bool kIsSmall>
 inline __m256i products(__m256i codes, __m256i four) {
@@ -96,6 +101,11 @@ inline I operator+(I a, I b) {
 inline I times_256(I a) {
     for (int i = 0; i < kLanes; ++i) a.v[i] *= 256;
     return a;
+}
+inline I load_whole(const int32_t* p) {
+    I result;
+    __builtin_memcpy(result.v, p, sizeof result.v);
+    return result;
 }
 inline F to_floats(I a) {
     float lanes[kLanes];

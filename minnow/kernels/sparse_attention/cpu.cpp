@@ -75,7 +75,7 @@ struct SparseCall {
     // A block's part for those who chose it; `state` has their rows alone. The choice behind it, unless it is `end`,
     // will be read soon.
     inline void attend_choice(Team& team, const Span& span, const Queries& queries, int64_t head, const Choice* choice,
-                              const Choice* end, const State& state) const {
+                              const Choice* end, Tiles& tiles, const State& state) const {
         const int64_t length = attention->k->block_length;
         const int32_t* table = table_of(*sequences, span);
         const int64_t block = table[choice->block];
@@ -92,7 +92,7 @@ struct SparseCall {
             // Positions ascend: those who see a later part of the block are the last ones.
             if (num_tokens == 0) return;
             attend(team, *attention, queries, tokens, counts, num_tokens, block, head, start, next,
-                   state.from((choice->num_tokens - num_tokens) * attention->num_heads));
+                   tiles, state.from((choice->num_tokens - num_tokens) * attention->num_heads));
         }
     }
 
@@ -131,11 +131,14 @@ inline void attend_spans(Team& team, const SparseCall& call, const Spans& spans)
         const State state = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const State part = take_state(scratch, call.num_rows(span), call.attention->v->width);
         clear(state, call.num_rows(span));
+        Tiles tiles = {0};
         for (int64_t c = 0; c < choices.num_choices; ++c) {
             const Choice* choice = choices.choices + c;
-            call.attend_choice(team, span, queries, head, choice, choices.choices + choices.num_choices, part);
+            call.attend_choice(team, span, queries, head, choice, choices.choices + choices.num_choices, tiles,
+                               part);
             call.fold_choice(choices.choices[c], state, part);
         }
+        tiles.release();
         call.finish(span, head, choices, state);
     });
 }
@@ -169,7 +172,9 @@ inline void attend_blocks(Team& team, const SparseCall& call, const Spans& spans
         const Span& span = spans.spans[p / num_groups];
         const Queries queries = call.queries(scratch, span, head);
         const Choice* choice = choices[p].choices + (item - starts[p]);
-        call.attend_choice(team, span, queries, head, choice, choice, parts.from(row_starts[item]));
+        Tiles tiles = {0};
+        call.attend_choice(team, span, queries, head, choice, choice, tiles, parts.from(row_starts[item]));
+        tiles.release();
     });
     team.for_each(num_parts, [&](int64_t p) {
         Scratch scratch = team.scratch();

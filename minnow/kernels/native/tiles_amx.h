@@ -1,0 +1,171 @@
+// many rows in fixed point times int4 and int8 tiles by AMX: the whole numbers of tiles.h, so its sums, bit by bit
+//
+// The tiles of tiles.h are what AMX multiplies with as they are: sixteen outputs side by side, four values of k deep. A
+// product takes 64 values of k, and a block has 32: so int4 codes come twice, sixteen times as large in the upper half,
+// and rows bring 12 bits, eight and four. int8 codes leave no room for that and take digit by digit.
+#pragma once
+
+#include "gemm_amx.h"
+#include "tiles.h"
+
+#if defined(MINNOW_HAS_AMX)
+
+namespace MINNOW_ISA {
+
+// A block of up to sixteen rows, as tiles are loaded.
+template <class Tile, int kDigits>
+struct RowTiles {
+    static constexpr int kParts = !Tile::kIsSmall ? kDigits : kDigits == 1 ? 1 : 2;
+    static constexpr int64_t kPartBytes = Tile::kIsSmall ? 2 * kBlock : kBlock;
+    int8_t parts[kParts][kTileRows][kPartBytes];  // the most significant first; values in the order of FixedBlock
+    float steps[kTileRows], sums[kTileRows];
+};
+
+// Row `row` of a block; x [32].
+template <class Tile, int kDigits>
+inline void pack_row_tile(const float* x, int64_t row, RowTiles<Tile, kDigits>& out) {
+    constexpr int kParts = RowTiles<Tile, kDigits>::kParts;
+    int32_t numbers[kBlock];
+    const Scaled scaled = to_whole<kDigits>(x, numbers);
+    for (int part = kParts; part-- > 0;) {
+        int8_t* place = out.parts[part][row];
+        if (Tile::kIsSmall) {  // number = 4096 * rest + 16 * upper + lower
+            int32_t upper[kBlock], lower[kBlock];
+            for (int i = 0; i < kBlock; ++i) {
+                const int32_t rest = part == 0 ? 0 : (numbers[i] + 2048) >> 12, twelve = numbers[i] - 4096 * rest;
+                upper[i] = twelve >> 4;
+                lower[i] = twelve & 15;
+                numbers[i] = rest;
+            }
+            store_bytes(upper, place);
+            store_bytes(lower, place + kBlock);
+        } else {
+            store_bytes(numbers, place);
+            for (int i = 0; i < kBlock; ++i) numbers[i] = (numbers[i] - static_cast<int8_t>(numbers[i])) >> 8;
+        }
+    }
+    out.steps[row] = scaled.step;
+    out.sums[row] = scaled.sum;
+}
+
+template <class Tile>
+inline void fetch_next(const uint8_t* block) {
+    for (int64_t i = 0; i < Tile::kBytes; i += kCacheLine) prefetch(block + kPrefetchBytes + i);
+}
+
+// A block of int4 codes in two sizes, [16][64].
+inline void spread_codes(const uint8_t* block, uint8_t* out) {
+    for (int eight = 0; eight < 4; ++eight, block += 64, out += 128) {
+        uint8_t* lower = out + 8 * 64;
+        for (int i = 0; i < 64; ++i) {
+            const uint8_t even = block[i] & 15, odd = block[i] >> 4;
+            out[i] = static_cast<uint8_t>(even << 4);
+            out[64 + i] = static_cast<uint8_t>(odd << 4);
+            lower[i] = even;
+            lower[64 + i] = odd;
+        }
+    }
+}
+
+// sums[part] [16 rows][16 outputs] = rows times codes.
+template <class Tile, int kDigits>
+inline void multiply_parts(const RowTiles<Tile, kDigits>& x, const uint8_t* codes, int32_t* sums) {
+    using Rows = RowTiles<Tile, kDigits>;
+    constexpr int kSums = kTileRows * kLanes;
+    tile_load<6>(codes, 64);
+    const auto multiply = [&](auto number) {
+        constexpr int kPart = decltype(number)::kValue;
+        if constexpr (kPart < Rows::kParts) {
+            tile_zero<kPart>();
+            tile_load<3 + kPart>(x.parts[kPart], Rows::kPartBytes);
+            tile_add_bytes<Tile::kIsSmall, kPart, 3 + kPart, 6>();
+        }
+    };
+    multiply(Number<0>());
+    multiply(Number<1>());
+    multiply(Number<2>());
+    tile_store<0>(sums, 64);
+    if (Rows::kParts > 1) tile_store<1>(sums + kSums, 64);
+    if (Rows::kParts > 2) tile_store<2>(sums + 2 * kSums, 64);
+}
+
+// What value_of has of the digits' sums: FP32, rounded once at the most where codes are small.
+template <class Tile, int kDigits>
+inline F value_at(const int32_t* sums) {
+    constexpr int kParts = RowTiles<Tile, kDigits>::kParts, kNext = kTileRows * kLanes;
+    if constexpr (kParts == 1) return to_floats(load_whole(sums));
+    if constexpr (Tile::kIsSmall) {
+        return fma(to_floats(load_whole(sums)), broadcast(4096.0f), to_floats(load_whole(sums + kNext)));
+    }
+    I digits[3] = {load_whole(sums), load_whole(sums + kNext), {}};
+    if constexpr (kParts == 3) digits[2] = load_whole(sums + 2 * kNext);
+    return value_of<kParts>(digits);
+}
+
+// The first kRows rows of a group times a tile whose spread codes lie codes_bytes apart. While one block is multiplied
+// the sums of the block before it are scaled.
+template <class Tile, int kDigits, int kRows>
+inline void multiply_group(const RowTiles<Tile, kDigits>* x, const uint8_t* tile, const uint8_t* codes,
+                           int64_t codes_bytes, int64_t num_blocks, bool has_next, int64_t num_rows, const Sums& out) {
+    constexpr int64_t kSums = RowTiles<Tile, kDigits>::kParts * kTileRows * kLanes;
+    alignas(64) int32_t sums[2][kSums];
+    F total[kRows];
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) total[row] = zero();
+    multiply_parts<Tile, kDigits>(x[0], codes, sums[0]);
+    for (int64_t b = 0; b < num_blocks; ++b, tile += Tile::kBytes) {
+        if (has_next) fetch_next<Tile>(tile);
+        if (b + 1 < num_blocks) {
+            multiply_parts<Tile, kDigits>(x[b + 1], codes + (b + 1) * codes_bytes, sums[(b + 1) % 2]);
+        }
+        const F scales = Tile::scales(tile), minimums = Tile::minimums(tile);
+        const int32_t* here = sums[b % 2];
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+            const F value = value_at<Tile, kDigits>(here + row * kLanes);
+            total[row] = fma(value * broadcast(x[b].steps[row]), scales, total[row]);
+            if (Tile::kIsSmall) total[row] = fma(broadcast(x[b].sums[row]), minimums, total[row]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < kRows; ++row) {
+        if (row >= num_rows) break;
+        float* place = out.y + row * out.stride;
+        store(place, out.is_added ? load(place) + total[row] : total[row]);
+    }
+}
+
+// Groups of sixteen rows, num_blocks blocks each, times outputs [output, end) of a weight, on the calling thread.
+template <class Tile, int kDigits>
+inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile, kDigits>* x, int64_t num_rows,
+                               int64_t output, int64_t end, Sums out) {
+    const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes;
+    const int64_t codes_bytes = Tile::kIsSmall ? 16 * 64 : Tile::kBytes;
+    Scratch scratch = team.scratch();
+    uint8_t* room = Tile::kIsSmall ? scratch.take<uint8_t>(num_blocks * codes_bytes) : nullptr;
+    tile_config(RowTiles<Tile, kDigits>::kPartBytes / 4);
+    for (; output < end; output += kLanes, out.y += kLanes) {
+        const uint8_t *tile = w.codes + output / kLanes * tile_bytes, *codes = room;
+        if constexpr (Tile::kIsSmall) {
+            for (int64_t b = 0; b < num_blocks; ++b) {
+                fetch_next<Tile>(tile + b * Tile::kBytes);
+                spread_codes(tile + b * Tile::kBytes, room + b * codes_bytes);
+            }
+        } else {
+            codes = tile;
+        }
+        for (int64_t row = 0; row < num_rows; row += kTileRows) {
+            const int64_t left = num_rows - row;
+            const auto multiply = left > 8 ? multiply_group<Tile, kDigits, 16>
+                                  : left > 4 ? multiply_group<Tile, kDigits, 8>
+                                             : multiply_group<Tile, kDigits, 4>;
+            multiply(x + row / kTileRows * num_blocks, tile, codes, codes_bytes, num_blocks, !Tile::kIsSmall && row == 0, left,
+                     {out.y + row * out.stride, out.stride, out.is_added});
+        }
+    }
+    tile_release();
+}
+
+}  // namespace MINNOW_ISA
+
+#endif
