@@ -137,25 +137,34 @@ template <class Tile, int kDigits>
 static void multiply_by_row_tiles(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
                                   int64_t num_weights, const Result& result) {
     using Rows = RowTiles<Tile, kDigits>;
+    constexpr int64_t kPackedBlocks = 8;       // of a group of rows, by one item
+    constexpr int64_t kPanelBytes = 1 << 20;   // of rows that stay in the second cache while outputs go by
     const int64_t num_blocks = weights[0].width / kBlock, num_groups = (num_rows + kTileRows - 1) / kTileRows;
+    const int64_t num_parts = (num_blocks + kPackedBlocks - 1) / kPackedBlocks;
     Scratch memory = team.shared();
     Rows* packed = memory.take<Rows>(num_groups * num_blocks);
-    team.for_each(num_groups * num_blocks, [&](int64_t item) {
+    team.for_each(num_groups * num_parts, [&](int64_t item) {
         static const float kZeros[kBlock] = {};
-        for (int64_t i = 0; i < kTileRows; ++i) {
-            const int64_t row = item / num_blocks * kTileRows + i;
-            pack_row_tile(row < num_rows ? x + row * x_stride + item % num_blocks * kBlock : kZeros, i, packed[item]);
+        const int64_t group = item / num_parts, part = item % num_parts;
+        for (int64_t b = part * num_blocks / num_parts; b < (part + 1) * num_blocks / num_parts; ++b) {
+            for (int64_t i = 0; i < kTileRows; ++i) {
+                const int64_t row = group * kTileRows + i;
+                const float* place = row < num_rows ? x + row * x_stride + b * kBlock : kZeros;
+                pack_row_tile(place, i, packed[group * num_blocks + b]);
+            }
         }
     });
     int64_t total = 0;
     for (int64_t i = 0; i < num_weights; ++i) total += num_items(weights[i]);
-    const int64_t num_panels = (num_rows + kPanelRows - 1) / kPanelRows;
+    const int64_t fitting = kPanelBytes / (num_blocks * static_cast<int64_t>(sizeof(Rows)));
+    const int64_t panel_groups = fitting < 1 ? 1 : fitting, num_panels = (num_groups + panel_groups - 1) / panel_groups;
     team.for_each(total * num_panels, [&](int64_t item) {
-        const int64_t row = item / total * kPanelRows;
-        const int64_t count = row + kPanelRows < num_rows ? kPanelRows : num_rows - row;
+        const int64_t panel = item / total, first = panel * num_groups / num_panels * kTileRows;
+        const int64_t last = (panel + 1) * num_groups / num_panels * kTileRows;
         const Place place = find_item(weights, item % total);
-        const Result part = result.from(row, place.start + place.output);
-        multiply_row_tiles(team, *place.weight, packed + row / kTileRows * num_blocks, count, place.output, place.end,
+        const Result part = result.from(first, place.start + place.output);
+        multiply_row_tiles(team, *place.weight, packed + first / kTileRows * num_blocks,
+                           (last < num_rows ? last : num_rows) - first, place.output, place.end,
                            {part.y, part.stride, part.is_added});
     });
 }

@@ -67,26 +67,31 @@ inline void spread_codes(const uint8_t* block, uint8_t* out) {
     }
 }
 
-// sums[part] [16 rows][16 outputs] = rows times codes.
-template <class Tile, int kDigits>
-inline void multiply_parts(const RowTiles<Tile, kDigits>& x, const uint8_t* codes, int32_t* sums) {
+// Tiles kFirst and up += rows times codes.
+template <class Tile, int kDigits, int kFirst>
+inline void multiply_parts(const RowTiles<Tile, kDigits>& x, const uint8_t* codes) {
     using Rows = RowTiles<Tile, kDigits>;
-    constexpr int kSums = kTileRows * kLanes;
     tile_load<6>(codes, 64);
     const auto multiply = [&](auto number) {
         constexpr int kPart = decltype(number)::kValue;
         if constexpr (kPart < Rows::kParts) {
-            tile_zero<kPart>();
-            tile_load<3 + kPart>(x.parts[kPart], Rows::kPartBytes);
-            tile_add_bytes<Tile::kIsSmall, kPart, 3 + kPart, 6>();
+            tile_zero<kFirst + kPart>();
+            tile_load<Tile::kIsSmall ? 4 + kPart : 3 + kPart>(x.parts[kPart], Rows::kPartBytes);
+            tile_add_bytes<Tile::kIsSmall, kFirst + kPart, Tile::kIsSmall ? 4 + kPart : 3 + kPart, 6>();
         }
     };
     multiply(Number<0>());
     multiply(Number<1>());
     multiply(Number<2>());
-    tile_store<0>(sums, 64);
-    if (Rows::kParts > 1) tile_store<1>(sums + kSums, 64);
-    if (Rows::kParts > 2) tile_store<2>(sums + 2 * kSums, 64);
+}
+
+// sums [part][16 rows][16 outputs] = what multiply_parts has left in tiles.
+template <class Tile, int kDigits, int kFirst>
+inline void store_parts(int32_t* sums) {
+    constexpr int kParts = RowTiles<Tile, kDigits>::kParts, kNext = kTileRows * kLanes;
+    tile_store<kFirst>(sums, 64);
+    if (kParts > 1) tile_store<kFirst + 1>(sums + kNext, 64);
+    if (kParts > 2) tile_store<kFirst + 2>(sums + 2 * kNext, 64);
 }
 
 // What value_of has of the digits' sums: FP32, rounded once at the most where codes are small.
@@ -102,68 +107,96 @@ inline F value_at(const int32_t* sums) {
     return value_of<kParts>(digits);
 }
 
-// The first kRows rows of a group times a tile whose spread codes lie codes_bytes apart. While one block is multiplied
-// the sums of the block before it are scaled.
+// totals += the first kRows rows of a group times some blocks of a tile, whose spread codes lie codes_bytes apart.
+// While a block is multiplied the one before it is stored, and the one before that is scaled: what a tile has just
+// stored cannot be loaded at once. Blocks take turns in two sets of tiles; int8 needs all tiles for one.
 template <class Tile, int kDigits, int kRows>
 inline void multiply_group(const RowTiles<Tile, kDigits>* x, const uint8_t* tile, const uint8_t* codes,
-                           int64_t codes_bytes, int64_t num_blocks, bool has_next, int64_t num_rows, const Sums& out) {
+                           int64_t codes_bytes, int64_t num_blocks, bool is_first, float* totals, int64_t stride) {
     constexpr int64_t kSums = RowTiles<Tile, kDigits>::kParts * kTileRows * kLanes;
+    constexpr int kOther = Tile::kIsSmall ? 2 : 0;
     alignas(64) int32_t sums[2][kSums];
     F total[kRows];
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) total[row] = zero();
-    multiply_parts<Tile, kDigits>(x[0], codes, sums[0]);
-    for (int64_t b = 0; b < num_blocks; ++b, tile += Tile::kBytes) {
-        if (has_next) fetch_next<Tile>(tile);
-        if (b + 1 < num_blocks) {
-            multiply_parts<Tile, kDigits>(x[b + 1], codes + (b + 1) * codes_bytes, sums[(b + 1) % 2]);
+    for (int row = 0; row < kRows; ++row) total[row] = is_first ? zero() : load(totals + row * stride);
+    multiply_parts<Tile, kDigits, 0>(x[0], codes);
+    for (int64_t b = 0; b <= num_blocks; ++b) {
+        const bool has_next = b + 1 < num_blocks;
+        codes += codes_bytes;
+        if (b == num_blocks) {
+            // nothing is left to multiply
+        } else if (kOther == 0) {
+            store_parts<Tile, kDigits, 0>(sums[b % 2]);
+            if (has_next) multiply_parts<Tile, kDigits, 0>(x[b + 1], codes);
+        } else if (b % 2 == 0) {
+            if (has_next) multiply_parts<Tile, kDigits, kOther>(x[b + 1], codes);
+            store_parts<Tile, kDigits, 0>(sums[0]);
+        } else {
+            if (has_next) multiply_parts<Tile, kDigits, 0>(x[b + 1], codes);
+            store_parts<Tile, kDigits, kOther>(sums[1]);
         }
+        if (b == 0) continue;
+        const RowTiles<Tile, kDigits>& rows = x[b - 1];
+        const int32_t* before = sums[(b - 1) % 2];
         const F scales = Tile::scales(tile), minimums = Tile::minimums(tile);
-        const int32_t* here = sums[b % 2];
+        tile += Tile::kBytes;
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
-            const F value = value_at<Tile, kDigits>(here + row * kLanes);
-            total[row] = fma(value * broadcast(x[b].steps[row]), scales, total[row]);
-            if (Tile::kIsSmall) total[row] = fma(broadcast(x[b].sums[row]), minimums, total[row]);
+            const F value = value_at<Tile, kDigits>(before + row * kLanes);
+            total[row] = fma(value * broadcast(rows.steps[row]), scales, total[row]);
+            if (Tile::kIsSmall) total[row] = fma(broadcast(rows.sums[row]), minimums, total[row]);
         }
     }
 #pragma GCC unroll 16
-    for (int row = 0; row < kRows; ++row) {
-        if (row >= num_rows) break;
-        float* place = out.y + row * out.stride;
-        store(place, out.is_added ? load(place) + total[row] : total[row]);
-    }
+    for (int row = 0; row < kRows; ++row) store(totals + row * stride, total[row]);
 }
+
+constexpr int64_t kPanelBlocks = 9;  // of two tiles, and of a group of rows: they share the first cache
 
 // Groups of sixteen rows, num_blocks blocks each, times outputs [output, end) of a weight, on the calling thread.
 template <class Tile, int kDigits>
 inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile, kDigits>* x, int64_t num_rows,
-                               int64_t output, int64_t end, Sums out) {
-    const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes;
-    const int64_t codes_bytes = Tile::kIsSmall ? 16 * 64 : Tile::kBytes;
+                               int64_t output, int64_t end, const Sums& out) {
+    const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes, num_outputs = end - output;
+    const int64_t codes_bytes = Tile::kIsSmall ? 16 * 64 : Tile::kBytes, num_tiles = num_outputs / kLanes;
+    const int64_t num_groups = (num_rows + kTileRows - 1) / kTileRows;
+    const uint8_t* tiles = w.codes + output / kLanes * tile_bytes;
     Scratch scratch = team.scratch();
-    uint8_t* room = Tile::kIsSmall ? scratch.take<uint8_t>(num_blocks * codes_bytes) : nullptr;
+    float* totals = scratch.take<float>(num_groups * kTileRows * num_outputs);
+    uint8_t* room = Tile::kIsSmall ? scratch.take<uint8_t>(num_tiles * num_blocks * codes_bytes) : nullptr;
+    for (int64_t i = 0; Tile::kIsSmall && i < num_tiles * num_blocks; ++i) {
+        fetch_next<Tile>(tiles + i * Tile::kBytes);
+        spread_codes(tiles + i * Tile::kBytes, room + i * codes_bytes);
+    }
+    const uint8_t* codes = Tile::kIsSmall ? room : tiles;
     tile_config(RowTiles<Tile, kDigits>::kPartBytes / 4);
-    for (; output < end; output += kLanes, out.y += kLanes) {
-        const uint8_t *tile = w.codes + output / kLanes * tile_bytes, *codes = room;
-        if constexpr (Tile::kIsSmall) {
-            for (int64_t b = 0; b < num_blocks; ++b) {
-                fetch_next<Tile>(tile + b * Tile::kBytes);
-                spread_codes(tile + b * Tile::kBytes, room + b * codes_bytes);
-            }
-        } else {
-            codes = tile;
-        }
-        for (int64_t row = 0; row < num_rows; row += kTileRows) {
-            const int64_t left = num_rows - row;
+    const int64_t num_panels = (num_blocks + kPanelBlocks - 1) / kPanelBlocks;
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+        const int64_t b = panel * num_blocks / num_panels, count = (panel + 1) * num_blocks / num_panels - b;
+        for (int64_t group = 0; group < num_groups; ++group) {
+            const int64_t left = num_rows - group * kTileRows;
             const auto multiply = left > 8 ? multiply_group<Tile, kDigits, 16>
                                   : left > 4 ? multiply_group<Tile, kDigits, 8>
                                              : multiply_group<Tile, kDigits, 4>;
-            multiply(x + row / kTileRows * num_blocks, tile, codes, codes_bytes, num_blocks, !Tile::kIsSmall && row == 0, left,
-                     {out.y + row * out.stride, out.stride, out.is_added});
+            for (int64_t t = 0; t < num_tiles; ++t) {
+                const int64_t place = t * num_blocks + b;
+                if (!Tile::kIsSmall && group == 0) {
+                    for (int64_t i = 0; i < count; ++i) fetch_next<Tile>(tiles + (place + i) * Tile::kBytes);
+                }
+                multiply(x + group * num_blocks + b, tiles + place * Tile::kBytes, codes + place * codes_bytes,
+                         codes_bytes, count, panel == 0, totals + group * kTileRows * num_outputs + t * kLanes,
+                         num_outputs);
+            }
         }
     }
     tile_release();
+    for (int64_t row = 0; row < num_rows; ++row) {
+        for (int64_t i = 0; i < num_outputs; i += kLanes) {
+            const F total = load(totals + row * num_outputs + i);
+            float* place = out.y + row * out.stride + i;
+            store(place, out.is_added ? load(place) + total : total);
+        }
+    }
 }
 
 }  // namespace MINNOW_ISA
