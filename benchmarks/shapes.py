@@ -1,4 +1,4 @@
-"""the operations of a CPU at M3.1-Flash's true shapes: python benchmarks/shapes.py THREADS QUICK
+"""the operations of a CPU at M3.1-Flash's true shapes: python benchmarks/shapes.py THREADS QUICK PART...
 
 Random weights, few layers, so that it fits 24 GiB. Prints a row of `minnow bench compare` as a line of JSON each.
 What is read comes from memory, not from a cache: calls go round over several copies, layers or choices.
@@ -400,9 +400,10 @@ def _process_bytes() -> int:
 
 
 def main(words: list[str]) -> int:
-    """Measure all, a row as it is there; what fails is a row without a value."""
+    """Measure some parts, a row as it is there; what fails is a row without a value."""
     bench = Bench(int(words[0]), words[1] == "1")
-    for part in (matrix, attention, moe):
+    parts = {"matrix": matrix, "attention": attention, "moe": moe}
+    for part in (parts[name] for name in words[2:]):
         started = time.perf_counter()
         try:
             for found in part(bench):

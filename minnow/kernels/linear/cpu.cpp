@@ -130,7 +130,7 @@ static void multiply_by_tiles(Team& team, const float* x, int64_t x_stride, int6
 }
 
 #if defined(MINNOW_HAS_AMX)
-constexpr int64_t kFewestTileRows = 5;  // of x: from there on it takes less time than the rows one after the other
+constexpr int64_t kFewestTileRows = 9;  // of x: fewer take less time one after the other
 
 // Several rows times tiled weights of one format, by AMX.
 template <class Tile, int kDigits>
@@ -207,7 +207,7 @@ void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, cons
     const Result result = {y, y_stride, is_added, is_bf16};
     if (num_rows >= kFewestTileRows && multiply_by_amx(team, x, x_stride, num_rows, weights, num_weights, result)) return;
 #endif
-    if (num_rows <= few_rows(is_bf16)) {
+    if (num_rows <= few_rows(weights[0].format, is_bf16)) {
         multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, {y, y_stride, is_added, is_bf16});
     } else if (is_bf16) {
         gemm(team, x, x_stride, num_rows, weights, num_weights, y, y_stride, is_added, is_bf16);

@@ -20,8 +20,8 @@ def refusal(target: Target) -> str | None:
 def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = None) -> Tensor:
     """y = x @ concat(weights)^T; see reference.py.
 
-    A row of FP32 gives the same bits whatever rows stand beside it; one of BF16 does among up to eight rows, and among
-    more.
+    A row of FP32 gives the same bits whatever rows stand beside it; one of BF16 does among few rows (eight, or two by
+    AMX), and among more.
     """
     assert len(weights) <= _MAX_WEIGHTS
     for weight in weights:

@@ -149,8 +149,8 @@ inline void clear(const State& state, int64_t num_rows) {
     memset(state.values, 0, num_rows * state.width * sizeof(float));
 }
 
-// 2^x to about one unit in the last place, for x up to 127; exactly zero for x so low that it makes no difference; NaN
-// stays.
+// 2^x to about one unit in the last place, for x up to 127; exactly zero for x so low that it makes no difference (and
+// that the last of its limbs would be no normal number, which takes a processor's detour); NaN stays.
 inline F weight_of(F x) {
 #if defined(__AVX512F__)
     const F magic = broadcast(12583039.0f), shifted = x + magic;  // 1.5 * 2^23 + 127: whole, and 2^n after a shift
@@ -166,7 +166,7 @@ inline F weight_of(F x) {
     p = fma(p, r, broadcast(6.931472029e-1f));
     p = fma(p, r, broadcast(1.0f));
 #if defined(__AVX512F__)
-    const __mmask16 is_seen = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+    const __mmask16 is_seen = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-100.0f), _CMP_NLT_UQ);
     const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
     return {_mm512_maskz_mul_ps(is_seen, p.v, _mm512_castsi512_ps(power))};
 #else
@@ -186,7 +186,8 @@ inline void scale_row(float* row, int64_t width, float factor) {
 }
 
 // Scores of rows, which factor takes to the base 2, kPanel apart, to weights times 2^lift: row r sees counts[r] of
-// num_keys; the others become 0. has_tiles: those of attention_amx.h are configured. What the rows have seen so far is taken relative to their new largest scores.
+// num_keys; the others become 0. What the rows have seen so far is taken relative to their new largest scores.
+// kHasTiles: those of attention_amx.h are configured.
 template <bool kHasTiles>
 inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float factor,
                    float lift, const State& state) {
@@ -273,10 +274,22 @@ inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads,
 }
 
 #if defined(MINNOW_HAS_AMX)
+// The values of some keys, where both caches are laid out alike; else none.
+inline Rows values_beside(const Cache& k, const Cache& v, const Rows& keys) {
+    const bool is_alike = k.format == v.format && k.block_stride == v.block_stride && k.head_stride == v.head_stride &&
+                          k.token_stride == v.token_stride && k.scale_block_stride == v.scale_block_stride &&
+                          k.scale_head_stride == v.scale_head_stride && k.width == v.width;
+    Rows values = keys;
+    values.codes += is_alike ? v.codes - k.codes : 0;
+    values.scales += is_alike && v.scales != nullptr ? v.scales - k.scales : 0;
+    return values;
+}
+
 // The same as attend. Sixteen rows at a time go all the way, so that what they need stays in the first cache.
 inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const Queries& queries, const int32_t* tokens,
                             const int32_t* row_counts, int64_t num_tokens, int64_t num_keys, const Rows& keys,
-                            const Rows& values, const Rows& next, Tiles& tiles, const State& state) {
+                            const Rows& values, const Rows& next_keys, const Rows& next_values, Tiles& tiles,
+                            const State& state) {
     const int64_t num_heads = attention.num_heads, whole = round_up(num_keys, kStrip);
     const int64_t num_limbs = attention.is_bf16 ? kRoundedLimbs : kLimbs, width = values.width;
     float* key_pairs = scratch.take<float>(whole * keys.width / 2);
@@ -285,11 +298,13 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
     uint16_t* weights = scratch.take<uint16_t>(kTileRows * num_limbs * kPanel);
     uint8_t* room = scratch.take<uint8_t>(strip_bytes(keys.format, keys.width));
     tiles.configure(tiles.num_rows != 0 ? tiles.num_rows : kTileRows);
-    Ahead ahead = ahead_of(values, num_keys);
-    fill_key_tiles(keys, num_keys, room, scratch.take<float>(keys.width / 16 * kStrip), key_pairs, ahead);
-    const int64_t num_next = smaller(next.num_rows, kPanel);
-    ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
-    fill_value_tiles(values, num_keys, value_pairs, ahead);
+    if (tiles.fetched != keys.codes) tiles.fetch = {{keys.codes, keys.codes}, ahead_of(values, num_keys)};
+    float* scales = scratch.take<float>(keys.width / 16 * kStrip);
+    fill_key_tiles(keys, num_keys, room, scales, key_pairs, tiles.fetch);
+    const int64_t num_next = smaller(next_keys.num_rows, kPanel);
+    if (num_next > 0) tiles.fetch = {ahead_of(next_keys, num_next), ahead_of(next_values, num_next)};
+    tiles.fetched = next_keys.codes;
+    bool has_values = false;
     for (int64_t t = 0, end; t < num_tokens; t = end) {  // runs of tokens that lie side by side
         for (end = t + 1; end < num_tokens && tokens[end] == tokens[end - 1] + 1;) ++end;
         const float* q = queries.rows + tokens[t] * num_heads * queries.stride;
@@ -297,10 +312,12 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
             const int32_t* counts = row_counts + t * num_heads + r;
             const int64_t seen = round_up(counts[count - 1], kStrip);  // the last of them sees most
             const State rows = state.from(t * num_heads + r);
-            score_tiles(q + r * queries.stride, queries.num_limbs, keys.width, key_pairs, seen, s, kPanel);
+            score_tiles(q + r * queries.stride, queries.num_limbs, keys.width, key_pairs, seen, s, kPanel, tiles.fetch);
+            if (!has_values) fill_value_tiles(values, num_keys, value_pairs, tiles.fetch);  // while scores are stored
+            has_values = true;
             soften<true>(s, count, counts, seen, attention.factor, attention.lift, rows);
             split_weights(s, count, seen, num_limbs, weights);
-            add_tiles(weights, num_limbs, value_pairs, seen, width, rows.values);
+            add_tiles(weights, num_limbs, value_pairs, seen, width, rows.values, tiles.fetch);
         });
     }
 }
@@ -323,7 +340,7 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
     if (attention.has_tiles) {
         return attend_by_tiles(scratch, attention, queries, tokens, row_counts, num_tokens, num_keys,
                                rows_of(*attention.k, block, head, first), rows_of(*attention.v, block, head, first),
-                               next, tiles, state);
+                               next, values_beside(*attention.k, *attention.v, next), tiles, state);
     }
 #endif
     float* s = scratch.take<float>(num_rows * kPanel);

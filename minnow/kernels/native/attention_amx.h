@@ -20,9 +20,24 @@ inline bool has_tiles(const Cache& cache) {
     return has_pairs(cache.format, cache.width) && cache.width % (cache.format == kNvfp4 ? 128 : 64) == 0;
 }
 
-// The tiles of a thread: the number of rows that they are configured for, 0 before their first use.
+// What is read next, the keys and then the values of a panel, asked for all along: a core waits for no more than a dozen
+// lines of memory at a time, so it must never stop asking.
+struct Fetch {
+    Ahead keys, values;
+
+    __attribute__((always_inline)) inline void ask(int64_t num_lines) {
+        for (int64_t i = 0; i < num_lines; i += 2) {
+            Ahead& some = keys.next < keys.end ? keys : values;
+            some.ask<2>();
+        }
+    }
+};
+
+// What a thread takes from panel to panel. num_rows: that tiles are configured for, 0 before their first use.
 struct Tiles {
     int64_t num_rows;
+    Fetch fetch;
+    const uint8_t* fetched;  // the keys that were asked for
 
     inline void configure(int64_t count) {
         if (count != num_rows) tile_config(kTileUnits, num_rows = count);
@@ -40,14 +55,6 @@ struct Tiles {
         }
     }
 };
-// The unit that multiplies tiles falls asleep when it has had nothing to do for half a microsecond, and takes almost as
-// long to wake up; that which multiplies 512 bits does, too, and tiles are stored through it. Products that nobody reads
-// keep both awake (docs/experiments/2026-11-30-amx-sleep.md).
-inline void stay_awake() {
-    tile_add_products<3, 5, 7>();
-    asm volatile("vfmadd231ps %%zmm31, %%zmm31, %%zmm31" ::: "xmm31");
-}
-
 // x as three numbers of which BF16 holds each: their sum.
 inline void split_limbs(F x, F* limbs) {
     const __m512i mask = _mm512_set1_epi32(-0x10000);
@@ -87,13 +94,14 @@ inline __m512i high_e4m3s(__m512i words) { return words_of_e4m3(words, _mm512_sr
 
 // A strip of keys, NVFP4 ones with their scales, as pairs[p * 32 + i]; scales: room for those of a strip.
 template <int64_t kFormat>
-inline void fill_key_strip(const Rows& rows, float* scales, float* pairs) {
+inline void fill_key_strip(const Rows& rows, float* scales, float* pairs, Fetch& fetch) {
     constexpr int kPairs = Pairer<kFormat>::kPairs;
     const Pairer<kFormat> pairer;
     ColumnReader reader(rows);
     __m512i largest = _mm512_setzero_si512();
     for (int64_t first = 0; first < kStrip; first += kLanes, scales += kLanes) {
         stay_awake();
+        fetch.ask(rows.stride * 12 / kCacheLine);
         if (kFormat == kNvfp4) decode_scales(rows.from(first), scales);
         for (int64_t p = 0; p < rows.width / 2; p += 4 * kPairs) {
             float* place = pairs + p * kStrip + first;
@@ -118,13 +126,12 @@ inline void fill_key_strip(const Rows& rows, float* scales, float* pairs) {
 }
 
 // Keys of a panel as pairs, strip by strip: [strip][pair][32].
-inline void fill_key_tiles(const Rows& rows, int64_t num_keys, uint8_t* room, float* scales, float* pairs, Ahead& ahead) {
+inline void fill_key_tiles(const Rows& rows, int64_t num_keys, uint8_t* room, float* scales, float* pairs, Fetch& fetch) {
     const auto fill = rows.format == kNvfp4 ? fill_key_strip<kNvfp4>
                       : rows.format == kFp8 ? fill_key_strip<kFp8>
                                             : fill_key_strip<kBf16>;
     for (int64_t i = 0; i < num_keys; i += kStrip, pairs += rows.width / 2 * kStrip) {
-        for (int64_t j = 0; j < kStrip * rows.stride; j += 4 * kCacheLine) ahead.ask();
-        fill(whole_strip(rows.from(i), room), scales, pairs);
+        fill(whole_strip(rows.from(i), room), scales, pairs, fetch);
     }
 }
 
@@ -159,12 +166,12 @@ inline int64_t tile_value_dim(int64_t format, int64_t place) {
 
 // The first num_keys tokens in pairs i and i + 16 of each strip: [token pair][width] pairs, zeros behind them.
 template <int64_t kFormat>
-inline void fill_values(const Rows& rows, int64_t num_keys, float* pairs, Ahead& ahead) {
+inline void fill_values(const Rows& rows, int64_t num_keys, float* pairs, Fetch& fetch) {
     constexpr int kVectors = kFormat == kNvfp4 ? 4 : 2;
     float* place = pairs;
     __m512i largest = _mm512_setzero_si512();
     for (int64_t i = 0; i < num_keys; i += i % kLanes == kLanes - 1 ? kLanes + 1 : 1) {
-        for (int64_t j = 0; j < 2 * rows.stride; j += 4 * kCacheLine) ahead.ask();
+        if (i % 2 == 0) fetch.ask(2 * rows.stride / kCacheLine);
         if (i % 8 == 0) stay_awake();
         for (int64_t d = 0; d < rows.width; d += 32 * kVectors) {
             __m512i first[kVectors], second[kVectors] = {};
@@ -188,16 +195,16 @@ inline void fill_values(const Rows& rows, int64_t num_keys, float* pairs, Ahead&
     }
 }
 
-inline void fill_value_tiles(const Rows& rows, int64_t num_keys, float* pairs, Ahead& ahead) {
-    if (rows.format == kNvfp4) return fill_values<kNvfp4>(rows, num_keys, pairs, ahead);
-    if (rows.format == kFp8) return fill_values<kFp8>(rows, num_keys, pairs, ahead);
-    fill_values<kBf16>(rows, num_keys, pairs, ahead);
+inline void fill_value_tiles(const Rows& rows, int64_t num_keys, float* pairs, Fetch& fetch) {
+    if (rows.format == kNvfp4) return fill_values<kNvfp4>(rows, num_keys, pairs, fetch);
+    if (rows.format == kFp8) return fill_values<kFp8>(rows, num_keys, pairs, fetch);
+    fill_values<kBf16>(rows, num_keys, pairs, fetch);
 }
 
 // s[r * s_stride + i] = query r . key i for a group of up to sixteen rows, whose tiles are configured, and whole strips
 // of keys; q: [row][limb][width / 2].
 inline void score_tiles(const float* q, int64_t num_limbs, int64_t width, const float* keys, int64_t num_keys, float* s,
-                        int64_t s_stride) {
+                        int64_t s_stride, Fetch& fetch) {
     const int64_t num_pairs = width / 2, q_bytes = 4 * num_limbs * num_pairs, s_bytes = 4 * s_stride;
     constexpr int64_t kBytes = 4 * kStrip;
     for (int64_t i = 0; i < num_keys; i += 2 * kStrip, keys += 2 * num_pairs * kStrip, s += 2 * kStrip) {
@@ -209,6 +216,7 @@ inline void score_tiles(const float* q, int64_t num_limbs, int64_t width, const 
         tile_zero<3>();
         for (int64_t p = 0; p < num_pairs; p += kTileUnits) {
             for (int64_t limb = 0; limb < num_limbs; ++limb) {
+                fetch.ask(4);
                 tile_load<4>(q + limb * num_pairs + p, q_bytes);
                 tile_load<6>(keys + p * kStrip, kBytes);
                 tile_add_products<0, 4, 6>();
@@ -247,7 +255,7 @@ inline void split_weights(const float* weights, int64_t num_rows, int64_t num_ke
 
 // sums[r * width + place] += weights of row r times values, for a group of rows as in score_tiles.
 inline void add_tiles(const uint16_t* weights, int64_t num_limbs, const float* values, int64_t num_keys, int64_t width,
-                      float* sums) {
+                      float* sums, Fetch& fetch) {
     const int64_t weight_bytes = 2 * num_limbs * kPanel, width_bytes = 4 * width;
     for (int64_t d = 0; d < width; d += 4 * kLanes, sums += 4 * kLanes) {
         tile_load<0>(sums, width_bytes);
@@ -257,6 +265,7 @@ inline void add_tiles(const uint16_t* weights, int64_t num_limbs, const float* v
         for (int64_t i = 0; i < num_keys; i += kStrip) {
             const float* place = values + i / 2 * width + d;
             for (int64_t limb = 0; limb < num_limbs; ++limb) {
+                fetch.ask(4);
                 tile_load<4>(weights + limb * kPanel + i, weight_bytes);
                 tile_load<6>(place, width_bytes);
                 tile_add_products<0, 4, 6>();

@@ -1,12 +1,13 @@
 // more than a few rows times matrices of any format: weights are decoded exactly into small panels, once for each
 // block of rows, and multiplied from the cache; FP32 sums
 //
-// Where activations are BF16 and the format's values are, too, both are multiplied as BF16 pairs if the processor can.
+// Where activations are BF16 and the format's values are, too, both are multiplied as BF16 pairs if the processor can;
+// with AMX, as tiles (gemm_tiles.h).
 // A row's sums have the same order whatever rows stand beside it and whichever thread computes them.
 #pragma once
 
-#include "gemm_amx.h"
 #include "gemm_panel.h"
+#include "gemm_tiles.h"
 
 namespace MINNOW_ISA {
 
@@ -23,20 +24,14 @@ constexpr int kFullVectors = 1;
 
 // A kind of unit: how the rows of a block lie, and how a block is multiplied.
 struct Single {
-    static constexpr bool kIsPaired = false, kIsTiled = false;
+    static constexpr bool kIsPaired = false;
     static constexpr int kRows = kFullRows, kVectors = kFullVectors;
     static inline F add_product(F a, F b, F sum) { return fma(a, b, sum); }
 };
-#if defined(MINNOW_HAS_AMX)
+#if defined(__AVX512BF16__) && !defined(MINNOW_HAS_AMX)
 constexpr bool kHasPairs = true;
 struct Paired {
-    static constexpr bool kIsPaired = true, kIsTiled = true;
-    static constexpr int kRows = kTileRows, kVectors = 2;
-};
-#elif defined(__AVX512BF16__)
-constexpr bool kHasPairs = true;
-struct Paired {
-    static constexpr bool kIsPaired = true, kIsTiled = false;
+    static constexpr bool kIsPaired = true;
     static constexpr int kRows = kFullRows, kVectors = kFullVectors;
     static inline F add_product(F a, F b, F sum) {
         return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_castps_si512(a.v), (__m512bh)_mm512_castps_si512(b.v))};
@@ -48,11 +43,18 @@ using Paired = Single;
 #endif
 
 constexpr int64_t kPanelUnits = 512, kMaxPanelUnits = 640;  // a rest of up to 128 joins the panel before it
+#if defined(MINNOW_HAS_AMX)
 constexpr int64_t kRowsAtHand = 512;  // rows that share a panel
-constexpr int64_t kGemmOutputs = Paired::kIsTiled ? 96 : 48;  // ranges that start at multiples of it waste nothing
+constexpr int64_t kGemmOutputs = 32;  // ranges that start at multiples of it waste nothing
+// How many of them one item computes: a few rows wait for the weights, which are best read in one piece; many wait for
+// the rows.
+inline int64_t num_ranges_at_once(int64_t num_rows) { return num_rows <= 64 ? 1 : num_rows < 256 ? 3 : 12; }
+#else
+constexpr int64_t kRowsAtHand = 512, kGemmOutputs = 48;
+inline int64_t num_ranges_at_once(int64_t) { return 1; }
+#endif
 
-// Rows of x as gemm_blocks reads them, in blocks of at most kRows rows, as even as can be. A block is [unit][row], or,
-// for tiles, [group of 16 units][16 rows][unit].
+// Rows of x as gemm_blocks reads them, in blocks of at most kRows rows, as even as can be. A block is [unit][row].
 struct PackedRows {
     float* units;
     int64_t num_rows;
@@ -60,14 +62,11 @@ struct PackedRows {
     int64_t distance;  // of the values in a pair; 0 for FP32 units
 
     inline bool is_paired() const { return distance != 0; }
-    inline bool is_tiled() const { return is_paired() && Paired::kIsTiled; }
     inline int64_t num_units() const { return units_of_width(width, is_paired()); }
     inline int64_t block_rows() const { return is_paired() ? Paired::kRows : Single::kRows; }
     inline int64_t num_blocks() const { return (num_rows + block_rows() - 1) / block_rows(); }
     inline int64_t first_row(int64_t block) const { return block * num_rows / num_blocks(); }
-    // The rows before a block, spare ones of tiles included.
-    inline int64_t place(int64_t block) const { return is_tiled() ? block * block_rows() : first_row(block); }
-    inline int64_t num_floats() const { return num_rows == 0 ? 0 : place(num_blocks()) * num_units(); }
+    inline int64_t num_floats() const { return num_rows * num_units(); }
 };
 
 // The distance of the pairs that these operands are multiplied as; 0 if as FP32.
@@ -79,11 +78,10 @@ inline int64_t distance_for(const Weight& w, bool is_bf16) {
 inline void pack_block(const PackedRows& packed, int64_t block, const float* x, int64_t x_stride) {
     const int64_t first = packed.first_row(block), num_rows = packed.first_row(block + 1) - first;
     const int64_t num_groups = packed.num_units() / kLanes, group_values = packed.is_paired() ? kChunk : kLanes;
-    const int64_t stride = packed.is_tiled() ? packed.block_rows() : num_rows;
     const PairOrder order(packed.distance);
-    float* place = packed.units + packed.place(block) * packed.num_units();
+    float* place = packed.units + first * packed.num_units();
     x += first * x_stride;
-    for (int64_t group = 0; group < num_groups; ++group, place += kLanes * stride, x += group_values) {
+    for (int64_t group = 0; group < num_groups; ++group, place += kLanes * num_rows, x += group_values) {
         const int64_t left = packed.width - group * group_values;
         F rows[kLanes];
         for (int64_t i = 0; i < kLanes; ++i) {
@@ -96,10 +94,6 @@ inline void pack_block(const PackedRows& packed, int64_t block, const float* x, 
                 for (int64_t k = 0; k < left; ++k) rest[k] = x[i * x_stride + k];
                 rows[i] = load_units(rest, packed.is_paired(), order);
             }
-        }
-        if (packed.is_tiled()) {
-            for (int64_t i = 0; i < kLanes; ++i) store(place + i * kLanes, rows[i]);
-            continue;
         }
         float columns[kLanes * kLanes];
         store_transposed(rows, columns, kLanes);
@@ -152,50 +146,12 @@ inline void multiply_any_block(int64_t num_rows, const float* x, const float* pa
 template <class Unit>
 inline void multiply_blocks(const PackedRows& x, int64_t block, int64_t last, int64_t first_unit, const float* panel,
                             int64_t num_units, float* sums, bool is_first) {
-#if defined(MINNOW_HAS_AMX)
-    if constexpr (Unit::kIsTiled) {
-        const int64_t stride = kTileRows * x.num_units();
-        const float* place = x.units + block * stride + kTileRows * first_unit;
-        for (; block + 2 <= last; block += 2, place += 2 * stride, sums += 2 * kTileRows * 2 * kTileUnits) {
-            multiply_tiles<2>(place, stride, panel, num_units, sums, is_first);
-        }
-        if (block < last) multiply_tiles<1>(place, stride, panel, num_units, sums, is_first);
-        return;
-    } else
-#endif
-    {
-        for (; block < last; ++block) {
-            const int64_t row = x.first_row(block), num_rows = x.first_row(block + 1) - row;
-            multiply_any_block<Unit::kRows, Unit>(num_rows, x.units + row * x.num_units() + first_unit * num_rows,
-                                                  panel, num_units, sums, is_first);
-            sums += num_rows * Unit::kVectors * kLanes;
-        }
+    for (; block < last; ++block) {
+        const int64_t row = x.first_row(block), num_rows = x.first_row(block + 1) - row;
+        multiply_any_block<Unit::kRows, Unit>(num_rows, x.units + row * x.num_units() + first_unit * num_rows, panel,
+                                              num_units, sums, is_first);
+        sums += num_rows * Unit::kVectors * kLanes;
     }
-}
-
-// Where the products go: y is row 0, output 0; added to what is there, and rounded to BF16.
-struct Results {
-    float* y;
-    int64_t stride;
-    bool is_added;
-    bool is_rounded;
-};
-
-// One row's sums of a panel become results.
-inline void finish_row(const float* sums, int64_t num_outputs, float factor, float* y, bool is_added, bool is_rounded) {
-    const auto finished = [&](const float* from, const float* old) {
-        F value = load(from) * broadcast(factor);
-        if (is_rounded) value = round_bf16(value);
-        if (is_added) value = load(old) + value;
-        return is_added && is_rounded ? round_bf16(value) : value;
-    };
-    int64_t o = 0;
-    for (; o + kLanes <= num_outputs; o += kLanes) store(y + o, finished(sums + o, y + o));
-    if (o == num_outputs) return;
-    float old[kLanes] = {}, rest[kLanes];
-    for (int64_t i = o; i < num_outputs; ++i) old[i - o] = y[i];
-    store(rest, finished(sums + o, old));
-    for (int64_t i = o; i < num_outputs; ++i) y[i] = rest[i - o];
 }
 
 // Blocks [block, last) of x times the panel of outputs that starts at output and stops before end.
@@ -203,10 +159,10 @@ template <class Unit>
 inline void multiply_panel(Scratch& scratch, const PackedRows& x, int64_t block, int64_t last, const Weight& w,
                            int64_t output, int64_t end, const Results& results) {
     constexpr int64_t kOutputs = Unit::kVectors * kLanes, kUnitValues = Unit::kIsPaired ? 2 : 1;
-    const int64_t first_place = x.place(block);
+    const int64_t first_place = x.first_row(block);
     float* panel = scratch.take<float>(kMaxPanelUnits * kOutputs);
     float* decoding = scratch.take<float>(panel_scratch(kMaxPanelUnits * kUnitValues));
-    float* sums = scratch.take<float>((x.place(last) - first_place) * kOutputs);
+    float* sums = scratch.take<float>((x.first_row(last) - first_place) * kOutputs);
     for (int64_t start = 0, count = 0; start < x.width; start += count) {
         const int64_t left = x.width - start;
         count = left <= kMaxPanelUnits * kUnitValues ? left : kPanelUnits * kUnitValues;
@@ -217,7 +173,7 @@ inline void multiply_panel(Scratch& scratch, const PackedRows& x, int64_t block,
     const int64_t num_outputs = end - output < kOutputs ? end - output : kOutputs;
     for (; block < last; ++block) {
         const int64_t row = x.first_row(block), num_rows = x.first_row(block + 1) - row;
-        const float* place = sums + (x.place(block) - first_place) * kOutputs;
+        const float* place = sums + (row - first_place) * kOutputs;
         for (int64_t i = 0; i < num_rows; ++i) {
             finish_row(place + i * kOutputs, num_outputs, static_cast<float>(w.global_scale),
                        results.y + (row + i) * results.stride + output, results.is_added, results.is_rounded);
@@ -228,9 +184,6 @@ inline void multiply_panel(Scratch& scratch, const PackedRows& x, int64_t block,
 // Blocks [block, last) of x times outputs [output, end) of a weight, on the calling thread.
 inline void gemm_blocks(Team& team, const PackedRows& x, int64_t block, int64_t last, const Weight& w, int64_t output,
                         int64_t end, const Results& results) {
-#if defined(MINNOW_HAS_AMX)
-    if (x.is_paired()) tile_config();
-#endif
     for (; output < end; output += (x.is_paired() ? Paired::kVectors : Single::kVectors) * kLanes) {
         Scratch scratch = team.scratch();
         if (x.is_paired()) {
@@ -239,9 +192,6 @@ inline void gemm_blocks(Team& team, const PackedRows& x, int64_t block, int64_t 
             multiply_panel<Single>(scratch, x, block, last, w, output, end, results);
         }
     }
-#if defined(MINNOW_HAS_AMX)
-    if (x.is_paired()) tile_release();
-#endif
 }
 
 // How many parts a number of rows is computed in, so that every thread has some of num_ranges * parts items.
@@ -259,9 +209,25 @@ inline void gemm(Team& team, const float* x, int64_t x_stride, int64_t num_rows,
                  bool keeps_sums = false) {
     Scratch shared = team.shared();
     PackedRows packed[5] = {};  // by distance
-    int64_t num_ranges = 0;
+#if defined(MINNOW_HAS_AMX)
+    TiledRows tiled[2] = {};  // split or not
+#endif
+    int64_t num_ranges = 0, step = kGemmOutputs * num_ranges_at_once(num_rows);
+    while (step % (2 * kGemmOutputs) == 0 && weights[0].num_rows < 4 * team.num_threads * step) step /= 2;
     for (int64_t i = 0; i < num_weights; ++i) {
-        num_ranges += (weights[i].num_rows + kGemmOutputs - 1) / kGemmOutputs;
+        num_ranges += (weights[i].num_rows + step - 1) / step;
+#if defined(MINNOW_HAS_AMX)
+        if (is_bf16 && is_exact_in_bf16(weights[i].format)) {
+            TiledRows& rows = tiled[is_split_format(weights[i].format)];
+            if (rows.units != nullptr) continue;
+            rows = {nullptr, num_rows, weights[i].width, is_split_format(weights[i].format)};
+            rows.units = shared.take<float>(rows.num_floats());
+            team.for_each(rows.num_blocks() * rows.num_panels(), [&](int64_t item) {
+                pack_tiles(rows, item % rows.num_panels(), item / rows.num_panels(), x, x_stride);
+            });
+            continue;
+        }
+#endif
         const int64_t distance = distance_for(weights[i], is_bf16);
         PackedRows& rows = packed[distance];
         if (rows.units != nullptr) continue;
@@ -274,17 +240,22 @@ inline void gemm(Team& team, const float* x, int64_t x_stride, int64_t num_rows,
     const int64_t parts = num_row_parts(num_rows, num_ranges, team.num_threads);
     team.for_each(num_ranges * parts, [&](int64_t item) {
         const int64_t part = item / num_ranges;
-        int64_t output = item % num_ranges * kGemmOutputs, column = 0;
+        int64_t output = item % num_ranges * step, column = 0;
         const Weight* w = weights;
-        for (; output >= round_up(w->num_rows, kGemmOutputs); ++w) {
-            output -= round_up(w->num_rows, kGemmOutputs);
+        for (; output >= round_up(w->num_rows, step); ++w) {
+            output -= round_up(w->num_rows, step);
             column += w->num_rows;
         }
-        const PackedRows& rows = packed[distance_for(*w, is_bf16)];
-        const int64_t num_blocks = rows.num_blocks();
-        const int64_t end = output + kGemmOutputs < w->num_rows ? output + kGemmOutputs : w->num_rows;
-        gemm_blocks(team, rows, part * num_blocks / parts, (part + 1) * num_blocks / parts, *w, output, end,
-                    {y + column, y_stride, is_added, is_bf16 && !keeps_sums});
+        const int64_t end = output + step < w->num_rows ? output + step : w->num_rows;
+        const Results results = {y + column, y_stride, is_added, is_bf16 && !keeps_sums};
+        const auto multiply = [&](const auto& rows, auto&& gemm_part) {
+            const int64_t num_blocks = rows.num_blocks();
+            gemm_part(team, rows, part * num_blocks / parts, (part + 1) * num_blocks / parts, *w, output, end, results);
+        };
+#if defined(MINNOW_HAS_AMX)
+        if (is_bf16 && is_exact_in_bf16(w->format)) return multiply(tiled[is_split_format(w->format)], gemm_tiles);
+#endif
+        multiply(packed[distance_for(*w, is_bf16)], gemm_blocks);
     });
 }
 

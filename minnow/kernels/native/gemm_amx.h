@@ -1,4 +1,4 @@
-// AMX: its instructions, and sums of 32 rows times 32 outputs in four tiles, from BF16 pairs
+// AMX: its instructions
 //
 // Tiles are per thread and must be configured on it. The instructions are written out: GCC 12's intrinsics declare
 // neither the whole configuration nor the memory that tiles are loaded from. MINNOW_AMX_EMULATED, for tests on other
@@ -59,6 +59,10 @@ inline void tile_load(const void* place, int64_t stride) {
     }
 }
 template <int kTile>
+inline void tile_load_once(const void* place, int64_t stride) {
+    tile_load<kTile>(place, stride);
+}
+template <int kTile>
 inline void tile_store(void* place, int64_t stride) {
     for (int64_t i = 0; i < tile_rows(); ++i) memcpy(static_cast<char*>(place) + i * stride, tile(kTile).units[i], 64);
 }
@@ -117,6 +121,11 @@ template <int kTile>
 inline void tile_load(const void* place, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(place), "r"(stride), "n"(kTile) : "memory");
 }
+// The same, but leaves the first cache to others.
+template <int kTile>
+inline void tile_load_once(const void* place, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(place), "r"(stride), "n"(kTile) : "memory");
+}
 template <int kTile>
 inline void tile_store(void* place, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(place), "r"(stride), "n"(kTile) : "memory");
@@ -136,39 +145,14 @@ inline void tile_add_products() {
 
 #endif
 
-// sums [kBlocks * 16, 32] (+)= x times panel [num_units 32]; x holds tiles of 16 rows and 16 units, a block's one after
-// the other, and the second block x_stride floats behind the first.
-template <int kBlocks>
-inline void multiply_tiles(const float* x, int64_t x_stride, const float* panel, int64_t num_units, float* sums,
-                           bool is_first) {
-    constexpr int64_t kOutputs = 2 * kTileUnits, kTileFloats = kTileRows * kTileUnits;
-    constexpr bool kIsDouble = kBlocks == 2;
-    float* second = sums + kTileRows * kOutputs;
-    if (is_first) {
-        tile_zero<0>();
-        tile_zero<1>();
-        if (kIsDouble) tile_zero<2>();
-        if (kIsDouble) tile_zero<3>();
-    } else {
-        tile_load<0>(sums, 4 * kOutputs);
-        tile_load<1>(sums + kTileUnits, 4 * kOutputs);
-        if (kIsDouble) tile_load<2>(second, 4 * kOutputs);
-        if (kIsDouble) tile_load<3>(second + kTileUnits, 4 * kOutputs);
-    }
-    for (int64_t unit = 0; unit < num_units; unit += kTileUnits, x += kTileFloats, panel += kTileUnits * kOutputs) {
-        tile_load<6>(panel, 4 * kOutputs);
-        tile_load<4>(x, 4 * kTileUnits);
-        tile_add_products<0, 4, 6>();
-        tile_load<7>(panel + kTileUnits, 4 * kOutputs);
-        tile_add_products<1, 4, 7>();
-        if (kIsDouble) tile_load<5>(x + x_stride, 4 * kTileUnits);
-        if (kIsDouble) tile_add_products<2, 5, 6>();
-        if (kIsDouble) tile_add_products<3, 5, 7>();
-    }
-    tile_store<0>(sums, 4 * kOutputs);
-    tile_store<1>(sums + kTileUnits, 4 * kOutputs);
-    if (kIsDouble) tile_store<2>(second, 4 * kOutputs);
-    if (kIsDouble) tile_store<3>(second + kTileUnits, 4 * kOutputs);
+// The unit that multiplies tiles falls asleep when it has had nothing to do for half a microsecond, and takes almost as
+// long to wake up; that which multiplies 512 bits does, too, and tiles are stored through it. Products that nobody reads
+// keep both awake (docs/experiments/2026-11-30-amx.md). Tiles 3, 5 and 7 must be whole, and free.
+inline void stay_awake() {
+#if !defined(MINNOW_AMX_EMULATED)
+    tile_add_products<3, 5, 7>();
+    asm volatile("vfmadd231ps %%zmm31, %%zmm31, %%zmm31" ::: "xmm31");
+#endif
 }
 
 }  // namespace MINNOW_ISA

@@ -80,11 +80,6 @@ inline void store_transposed(const F* rows, float* place, int64_t stride) {
 }
 #endif
 
-// All the format's values are BF16 values, but for the global scale, which waits for the sums.
-inline bool is_exact_in_bf16(int64_t format) {
-    return format == kBf16 || format == kFp8 || format == kNvfp4 || format == kMxfp4 || format == kMxfp8;
-}
-
 // How far apart the two values of a pair are: in every 2 n values, value i of the first n stands with value i + n.
 inline int64_t unit_distance(int64_t format) {
     return format == kBf16 ? 1 : format == kFp8 || format == kMxfp8 ? 2 : 4;
@@ -126,6 +121,31 @@ struct PairOrder {
 // 16 units of the values that place points to, 16 or, in pairs, 32 of them.
 inline F load_units(const float* place, bool is_paired, const PairOrder& order) {
     return is_paired ? order.pair_up(place) : load(place);
+}
+
+// Where the products go: y is row 0, output 0; added to what is there, and rounded to BF16.
+struct Results {
+    float* y;
+    int64_t stride;
+    bool is_added;
+    bool is_rounded;
+};
+
+// One row's sums of a panel become results.
+inline void finish_row(const float* sums, int64_t num_outputs, float factor, float* y, bool is_added, bool is_rounded) {
+    const auto finished = [&](const float* from, const float* old) {
+        F value = load(from) * broadcast(factor);
+        if (is_rounded) value = round_bf16(value);
+        if (is_added) value = load(old) + value;
+        return is_added && is_rounded ? round_bf16(value) : value;
+    };
+    int64_t o = 0;
+    for (; o + kLanes <= num_outputs; o += kLanes) store(y + o, finished(sums + o, y + o));
+    if (o == num_outputs) return;
+    float old[kLanes] = {}, rest[kLanes];
+    for (int64_t i = o; i < num_outputs; ++i) old[i - o] = y[i];
+    store(rest, finished(sums + o, old));
+    for (int64_t i = o; i < num_outputs; ++i) y[i] = rest[i - o];
 }
 
 }  // namespace MINNOW_ISA

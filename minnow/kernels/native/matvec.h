@@ -11,7 +11,10 @@ namespace MINNOW_ISA {
 constexpr int64_t kMaxFewRows = 16;
 
 // Rows up to which each weight is decoded for a few rows at a time; more go through panels (gemm.h).
-inline int64_t few_rows([[maybe_unused]] bool is_bf16) {
+inline int64_t few_rows([[maybe_unused]] int64_t format, [[maybe_unused]] bool is_bf16) {
+#if defined(__AMX_BF16__)
+    if (is_bf16 && is_exact_in_bf16(format)) return 2;
+#endif
 #if defined(__AVX512BF16__)
     if (is_bf16) return 8;  // panels of BF16 pay earlier
 #endif
@@ -23,7 +26,8 @@ constexpr int kRowsAtOnce = 8;  // by a Dot's outputs(): sums that fit the regis
 #else
 constexpr int kRowsAtOnce = 4;
 #endif
-constexpr int64_t kItemBytes = 12 << 10;      // of weights that one item reads: about a microsecond
+constexpr int64_t kItemBytes = 12 << 10;      // of weights that one item reads at least: about a microsecond
+constexpr int64_t kMaxItemBytes = 192 << 10;  // and at most: longer pieces are read faster
 constexpr int64_t kRowsBytes = 24 << 10;      // of x that stay in the first cache while the outputs of an item go by
 
 // How rows of x lie for a product with weights of a format.
@@ -287,8 +291,10 @@ inline void multiply_few(Team& team, const Weight& w, [[maybe_unused]] Order ord
 
 // Outputs that one item computes.
 inline int64_t outputs_per_item(const Weight& w) {
-    const int64_t outputs = kItemBytes / (row_bytes(w) + 1);
+    int64_t outputs = kItemBytes / (row_bytes(w) + 1);
     if (is_tiled(w.format)) return outputs < 32 ? 32 : outputs / 32 * 32;
+    const int64_t most = kMaxItemBytes / (row_bytes(w) + 1), share = w.num_rows / 128;
+    if (share > outputs) outputs = share < most ? share : most;
     return outputs < 8 ? 8 : outputs / 4 * 4;
 }
 

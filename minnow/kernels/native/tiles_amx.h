@@ -163,29 +163,29 @@ inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile,
     const uint8_t* tiles = w.codes + output / kLanes * tile_bytes;
     Scratch scratch = team.scratch();
     float* totals = scratch.take<float>(num_groups * kTileRows * num_outputs);
-    uint8_t* room = Tile::kIsSmall ? scratch.take<uint8_t>(num_tiles * num_blocks * codes_bytes) : nullptr;
-    for (int64_t i = 0; Tile::kIsSmall && i < num_tiles * num_blocks; ++i) {
-        fetch_next<Tile>(tiles + i * Tile::kBytes);
-        spread_codes(tiles + i * Tile::kBytes, room + i * codes_bytes);
-    }
-    const uint8_t* codes = Tile::kIsSmall ? room : tiles;
+    uint8_t* room = scratch.take<uint8_t>(Tile::kIsSmall ? num_tiles * kPanelBlocks * codes_bytes : 0);
     tile_config(RowTiles<Tile, kDigits>::kPartBytes / 4);
     const int64_t num_panels = (num_blocks + kPanelBlocks - 1) / kPanelBlocks;
     for (int64_t panel = 0; panel < num_panels; ++panel) {
         const int64_t b = panel * num_blocks / num_panels, count = (panel + 1) * num_blocks / num_panels - b;
+        for (int64_t t = 0; t < num_tiles; ++t) {
+            const uint8_t* blocks = tiles + (t * num_blocks + b) * Tile::kBytes;
+            uint8_t* place = room + t * count * codes_bytes;
+            for (int64_t i = 0; i < count; ++i, blocks += Tile::kBytes, place += codes_bytes) {
+                fetch_next<Tile>(blocks);
+                if (Tile::kIsSmall) spread_codes(blocks, place);
+            }
+        }
         for (int64_t group = 0; group < num_groups; ++group) {
             const int64_t left = num_rows - group * kTileRows;
             const auto multiply = left > 8 ? multiply_group<Tile, kDigits, 16>
                                   : left > 4 ? multiply_group<Tile, kDigits, 8>
                                              : multiply_group<Tile, kDigits, 4>;
             for (int64_t t = 0; t < num_tiles; ++t) {
-                const int64_t place = t * num_blocks + b;
-                if (!Tile::kIsSmall && group == 0) {
-                    for (int64_t i = 0; i < count; ++i) fetch_next<Tile>(tiles + (place + i) * Tile::kBytes);
-                }
-                multiply(x + group * num_blocks + b, tiles + place * Tile::kBytes, codes + place * codes_bytes,
-                         codes_bytes, count, panel == 0, totals + group * kTileRows * num_outputs + t * kLanes,
-                         num_outputs);
+                const uint8_t* blocks = tiles + (t * num_blocks + b) * Tile::kBytes;
+                const uint8_t* codes = Tile::kIsSmall ? room + t * count * codes_bytes : blocks;
+                multiply(x + group * num_blocks + b, blocks, codes, codes_bytes, count, panel == 0,
+                         totals + group * kTileRows * num_outputs + t * kLanes, num_outputs);
             }
         }
     }

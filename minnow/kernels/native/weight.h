@@ -27,6 +27,11 @@ inline int64_t reader_scratch(int64_t width) { return width / 16 + 4 * kLanes; }
 
 inline bool is_split_format(int64_t format) { return format == kNvfp4 || format == kMxfp4 || format == kInt4; }
 
+// All the format's values are BF16 values, but for the global scale, which waits for the sums.
+inline bool is_exact_in_bf16(int64_t format) {
+    return format == kBf16 || format == kFp8 || format == kNvfp4 || format == kMxfp4 || format == kMxfp8;
+}
+
 inline int64_t row_bytes(const Weight& w) {
     switch (w.format) {
         case kF32: return 4 * w.width;

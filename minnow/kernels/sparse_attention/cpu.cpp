@@ -131,7 +131,7 @@ inline void attend_spans(Team& team, const SparseCall& call, const Spans& spans)
         const State state = take_state(scratch, call.num_rows(span), call.attention->v->width);
         const State part = take_state(scratch, call.num_rows(span), call.attention->v->width);
         clear(state, call.num_rows(span));
-        Tiles tiles = {0};
+        Tiles tiles = {};
         for (int64_t c = 0; c < choices.num_choices; ++c) {
             const Choice* choice = choices.choices + c;
             call.attend_choice(team, span, queries, head, choice, choices.choices + choices.num_choices, tiles,
@@ -143,7 +143,7 @@ inline void attend_spans(Team& team, const SparseCall& call, const Spans& spans)
     });
 }
 
-// Few spans: every (span, head, block) is an item; a second loop folds, in the same order.
+// Few spans: every (span, head, block) is an item of its own; a second loop folds, in the same order.
 inline void attend_blocks(Team& team, const SparseCall& call, const Spans& spans) {
     const int64_t num_groups = call.attention->k->num_heads, num_heads = call.attention->num_heads;
     const int64_t num_parts = spans.num_spans * num_groups, width = round_up(call.attention->v->width, kLanes);
@@ -166,14 +166,21 @@ inline void attend_blocks(Team& team, const SparseCall& call, const Spans& spans
     }
     Scratch shared = team.shared();
     const State parts = take_state(shared, num_rows, width);
-    team.for_each(starts[num_parts], [&](int64_t item) {
-        Scratch scratch = team.scratch();
-        const int64_t p = range_of(starts, num_parts, item), head = p % num_groups;
-        const Span& span = spans.spans[p / num_groups];
-        const Queries queries = call.queries(scratch, span, head);
-        const Choice* choice = choices[p].choices + (item - starts[p]);
-        Tiles tiles = {0};
-        call.attend_choice(team, span, queries, head, choice, choice, tiles, parts.from(row_starts[item]));
+    const int64_t num_items = starts[num_parts], num_runs = smaller(num_items, 4 * team.num_threads);
+    team.for_each(num_runs, [&](int64_t run) {  // runs of items: a thread knows what it reads next
+        Tiles tiles = {};
+        const int64_t last = num_items * (run + 1) / num_runs;
+        for (int64_t item = num_items * run / num_runs, end; item < last; item = end) {
+            Scratch scratch = team.scratch();
+            const int64_t p = range_of(starts, num_parts, item), head = p % num_groups;
+            end = smaller(last, starts[p + 1]);
+            const Span& span = spans.spans[p / num_groups];
+            const Queries queries = call.queries(scratch, span, head);
+            const Choice *choice = choices[p].choices + (item - starts[p]), *behind = choice + (end - item);
+            for (; choice < behind; ++choice, ++item) {
+                call.attend_choice(team, span, queries, head, choice, behind, tiles, parts.from(row_starts[item]));
+            }
+        }
         tiles.release();
     });
     team.for_each(num_parts, [&](int64_t p) {
