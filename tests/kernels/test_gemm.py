@@ -118,13 +118,13 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Linear:
     call.restype, call.argtypes = None, [*3 * [ctypes.c_void_p], *4 * [ctypes.c_int64]]
 
     def linear(x: Tensor, weights: Sequence[Weight]) -> Tensor:
-        y = torch.empty(x.shape[0], sum(weight.shape[0] for weight in weights))
-        plain = x.float()
+        y = torch.empty(x.shape[0], sum(weight.shape[0] for weight in weights), dtype=x.dtype)
+        plain = x.contiguous()
         call(
             plain.data_ptr(), words.pack(*words.of_weights(weights)), y.data_ptr(),
             x.shape[0], len(weights), y.shape[1], x.dtype == torch.bfloat16,
         )  # fmt: skip
-        return y.to(x.dtype)
+        return y
 
     return linear
 

@@ -1,6 +1,7 @@
 // gated feed-forwards of the chosen experts: tokens grouped by expert, gate and up and activation in one pass
 #include "../native/export.h"
 #include "../native/gemm.h"
+#include "../native/half_rows.h"
 #include "../native/matvec.h"
 
 namespace MINNOW_ISA {
@@ -235,7 +236,7 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
 
 }  // namespace MINNOW_ISA
 
-// x f32 [T D]; ids i64 [T A] or null; weights f32 [T A]; y f32 [T D]; activation: struct Activation.
+// x, y [T D], BF16 if is_bf16, else FP32; ids i64 [T A] or null; weights f32 [T A]; activation: struct Activation.
 MINNOW_EXPORT(experts)
 (const void* x, const void* ids, const void* weights, const void* table, const void* activation, void* y,
  int64_t num_tokens, int64_t num_chosen, int64_t num_experts, int64_t is_bf16) {
@@ -243,8 +244,11 @@ MINNOW_EXPORT(experts)
     const Expert* list = static_cast<const Expert*>(table);
     const int64_t width = list[0].gate.width;
     run(num_tokens * width * list[0].gate.num_rows > 50'000, [&](Team& team) {
-        experts(team, static_cast<const float*>(x), width, num_tokens, static_cast<const int64_t*>(ids),
-                static_cast<const float*>(weights), num_chosen, list, num_experts,
-                *static_cast<const Activation*>(activation), static_cast<float*>(y), width, false, is_bf16 != 0);
+        const int64_t count = num_tokens * width;
+        with_floats(team, x, count, y, count, is_bf16 != 0, [&](const float* in, float* out) {
+            experts(team, in, width, num_tokens, static_cast<const int64_t*>(ids), static_cast<const float*>(weights),
+                    num_chosen, list, num_experts, *static_cast<const Activation*>(activation), out, width, false,
+                    is_bf16 != 0);
+        });
     });
 }

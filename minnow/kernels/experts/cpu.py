@@ -24,10 +24,11 @@ def experts(
     activation: Activation,
 ) -> Tensor:
     """y = sum over a token's experts of weight * down(act(gate x, up x)); see reference.py."""
-    y = torch.empty(x.shape, dtype=torch.float32)
+    is_bf16 = x.dtype == torch.bfloat16
+    y = torch.empty(x.shape, dtype=torch.bfloat16 if is_bf16 else torch.float32)
     if not y.numel():
         return y.to(x.dtype)
-    plain = x.float().contiguous()
+    plain = x.contiguous() if is_bf16 else x.float().contiguous()
     chosen = None if ids is None else ids.contiguous()
     factors = None if weights is None else weights.float().contiguous()
     native.function("experts", "ppppppiiii")(
@@ -37,6 +38,6 @@ def experts(
         words.pack(*(word for expert in table for word in words.of_weights(expert))),
         words.pack(*words.of_activation(activation)),
         y.data_ptr(),
-        x.shape[0], 1 if chosen is None else chosen.shape[1], len(table), x.dtype == torch.bfloat16,
+        x.shape[0], 1 if chosen is None else chosen.shape[1], len(table), is_bf16,
     )  # fmt: skip
     return y.to(x.dtype)

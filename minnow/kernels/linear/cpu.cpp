@@ -1,6 +1,7 @@
 // rows times matrices of any format: few rows read each weight once, many go through panels of decoded weights
 #include "../native/export.h"
 #include "../native/gemm.h"
+#include "../native/half_rows.h"
 #include "../native/matvec.h"
 #include "../native/tiles_amx.h"
 
@@ -224,7 +225,7 @@ void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, cons
 
 }  // namespace MINNOW_ISA
 
-// x f32 [num_rows width]; y f32, rows y_stride apart.
+// x [num_rows width]; y, rows y_stride apart; both BF16 if is_bf16, else FP32.
 MINNOW_EXPORT(linear)
 (const void* x, const void* weights, void* y, int64_t num_rows, int64_t num_weights, int64_t y_stride,
  int64_t is_bf16) {
@@ -232,7 +233,8 @@ MINNOW_EXPORT(linear)
     const Weight* list = static_cast<const Weight*>(weights);
     const int64_t width = list[0].width;
     run(num_rows * y_stride * width > 100'000, [&](Team& team) {
-        linear(team, static_cast<const float*>(x), width, num_rows, list, num_weights, static_cast<float*>(y), y_stride,
-               false, is_bf16 != 0);
+        with_floats(team, x, num_rows * width, y, num_rows * y_stride, is_bf16 != 0, [&](const float* in, float* out) {
+            linear(team, in, width, num_rows, list, num_weights, out, y_stride, false, is_bf16 != 0);
+        });
     });
 }

@@ -27,10 +27,10 @@ def linear(x: Tensor, weights: Sequence[Weight], dtype: torch.dtype | None = Non
     for weight in weights:
         assert weight.shape[1] == x.shape[1], f"a weight of width {weight.shape[1]} meets rows of {x.shape[1]}"
     num_outputs = sum(weight.shape[0] for weight in weights)
-    y = torch.empty(x.shape[0], num_outputs)
     is_bf16 = x.dtype == torch.bfloat16 and dtype in (None, torch.bfloat16)
+    y = torch.empty(x.shape[0], num_outputs, dtype=torch.bfloat16 if is_bf16 else torch.float32)
     if y.numel():
-        plain = x.float().contiguous()
+        plain = x.contiguous() if is_bf16 else x.float().contiguous()
         native.function("linear", "pppiiii")(
             plain.data_ptr(), words.pack(*words.of_weights(weights)), y.data_ptr(),
             x.shape[0], len(weights), num_outputs, is_bf16,
