@@ -276,6 +276,7 @@ inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads,
 #if defined(MINNOW_HAS_AMX)
 // The values of some keys, where both caches are laid out alike; else none.
 inline Rows values_beside(const Cache& k, const Cache& v, const Rows& keys) {
+    if (keys.num_rows == 0) return keys;
     const bool is_alike = k.format == v.format && k.block_stride == v.block_stride && k.head_stride == v.head_stride &&
                           k.token_stride == v.token_stride && k.scale_block_stride == v.scale_block_stride &&
                           k.scale_head_stride == v.scale_head_stride && k.width == v.width;
