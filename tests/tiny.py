@@ -2,7 +2,7 @@
 
 import json
 import math
-from fnmatch import fnmatch
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,15 @@ def llama_text(layers: int = 3) -> dict[str, Any]:
     }
 
 
+def layer_formats(family: str, feed_forward: str, attention: str) -> dict[str, str]:
+    """`formats` for the matrices of all layers."""
+    formats = {f"model.layers.*.self_attn.{name}_proj": attention for name in "qkvo"}
+    formats |= {f"model.layers.*.mlp.{name}_proj": feed_forward for name in ("gate", "up", "down")}
+    if family == "m3":
+        formats |= {f"model.layers.*.block_sparse_moe.experts.*.{name}": feed_forward for name in ("w1", "w2", "w3")}
+    return formats
+
+
 def config_json(
     *,
     format: str = "plain",
@@ -186,8 +195,10 @@ def write_tiny(
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
     config = model.read(directory)
-    for pattern in formats or ():
-        assert any(fnmatch(name, pattern) for name in names.modules(config)), f"{pattern} names no module"
+    for pattern, form in (formats or {}).items():
+        alone = replace(config.quantization, format_by_module=((pattern, form),))
+        storages = {storage_of(m.name, m.checkpoint_name, m.kind, alone) for m in names.modules(config).values()}
+        assert form in storages, f"{pattern} names no module"
     generator = torch.Generator().manual_seed(seed)
     with Writer(directory, max_shard_bytes=max_shard_bytes, header_room_bytes=128 * 1024) as writer:
         for module in names.modules(config).values():

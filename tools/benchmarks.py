@@ -17,31 +17,48 @@ _HEAD = """# Benchmarks
 
 Written by `python -m tools.benchmarks` from `benchmarks/compare.jsonl`, where `minnow bench compare` keeps what it
 measures; `make bench` does both. Every number is a median, with quartiles in brackets, of repetitions that took turns
-in one run. A ratio is Minnow's rate over that of the best peer of the same run, round by round.
+in one run. A ratio is Minnow's rate over that of the best peer of the same run, round by round. Of each machine the
+latest run is shown: a whole one rather than one of some tables or peers, a full one rather than a quick one.
 """
 
 
 def page(records: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, str]]:
-    """The page and its plots: of each machine the latest whole comparison.
+    """The page and its plots: of each machine the latest comparison, whole and full ones before others.
 
     Returns:
         The Markdown text, and SVG text by file name.
     """
-    latest: dict[str, Mapping[str, Any]] = {}
+    shown: dict[str, Mapping[str, Any]] = {}
     for found in records:
         if found["what"] == "compare":
-            machine = found["machine"]
-            latest[f"{machine['processor']}, {found['settings']['threads']} threads"] = found
+            name = f"{found['machine']['processor']}, {found['settings']['threads']} threads"
+            if _worth(found) >= _worth(shown.get(name, found)):
+                shown[name] = found
     parts, plots = [_HEAD], {}
-    for number, (name, found) in enumerate(latest.items(), 1):
+    for number, (name, found) in enumerate(shown.items(), 1):
         rows = found["results"]["rows"]
         parts.append(f"## {name}\n\n{_origin(found)}\n\n{_table(rows)}")
         for what, svg in (("rates", _rates(rows)), ("lengths", _lengths(rows))):
             if svg:
                 plots[f"{what}-{number}.svg"] = svg
                 parts.append(f"![{_ALT[what]}]({what}-{number}.svg)\n")
-        parts.append("### Details\n\n" + "\n".join(_details(rows)))
+        parts.append("### Details\n\n" + "\n".join(_details(rows)) + "\n")
     return "\n".join(parts), plots
+
+
+def _worth(found: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether it is whole, and whether it is full: what is greater is shown."""
+    return not _part(found), not found["settings"]["quick"]
+
+
+def _part(found: Mapping[str, Any]) -> str:
+    """Which part of a comparison was asked for, in words; "" is all of it, as it was before records said so."""
+    settings, peers = found["settings"], [side for side in _TITLES if side != "minnow"]
+    table, asked = settings.get("table", "both"), settings.get("asked", peers)
+    words = {"both": [], "peers": ["the table of peers"], "shapes": ["the true shapes"]}[table]
+    if table != "shapes" and not {*asked} >= {*peers}:
+        words.append(f"beside {', '.join(_TITLES[peer] for peer in asked)}")
+    return ", ".join(words)
 
 
 _ALT = {
@@ -54,6 +71,7 @@ def _origin(found: Mapping[str, Any]) -> str:
     settings, machine = found["settings"], found["machine"]
     words = [f"Minnow {found['version']} ({found['commit']}), {found['time']}, {machine['cores']} cores"]
     words.append(f"{' '.join(machine['instruction_sets'])}; {'a quick run' if settings['quick'] else 'a full run'}")
+    words += [f"Only a part: {part}" for part in [_part(found)] if part]
     words += [f"{_TITLES[peer]} takes no part: {why}" for peer, why in settings.get("failed", {}).items()]
     words += [f"Skipped: {what}" for what in settings.get("skipped", ())]
     return ".\n".join(words) + "."

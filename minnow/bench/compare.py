@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from minnow.bench import record, sides, timing
+from minnow.bench import check_least, names_in, record, sides, timing
 from minnow.bench.contest import Contest
 from minnow.bench.verdict import Row
 
@@ -35,12 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Print the tables, keep what was measured, and fail if a bar is missed."""
     sides.check_checkout()
+    check_least(args, 1, "--num-threads")
+    peers = names_in(args.peers, sides.TITLE_BY_PEER, "--peers")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers of peers end with us
     rows: list[Row] = []
     skipped: list[str] = []
     used: dict[str, Any] = {}
     if args.table != "shapes":
-        contest = Contest(args, say)
+        contest = Contest(args, peers, say)
         try:
             rows += _said(contest.rows(), say)
         finally:
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
             skipped.append("two thirds of the repetitions at the true shapes")
     for words in skipped:
         say(f"skipped: {words}")
-    settings = {"suite": args.suite, "quick": args.quick, "threads": args.num_threads, "skipped": skipped, **used}
+    settings = {"suite": args.suite, "quick": args.quick, "threads": args.num_threads, "table": args.table,
+                "asked": peers, "skipped": skipped, **used}  # fmt: skip
     results = {"rows": [{**asdict(row), "is_met": row.is_met} for row in rows]}
     result = args.result or sides.FOLDER.parent / "compare.jsonl"
     record.append(result, record.new("compare", settings, results))

@@ -5,7 +5,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -83,7 +83,7 @@ class Contest:
         skipped: what a quick run leaves out, for people.
     """
 
-    def __init__(self, args: argparse.Namespace, say: Say) -> None:
+    def __init__(self, args: argparse.Namespace, peers: Sequence[str], say: Say) -> None:
         self._say, self._quick = say, args.quick
         self._effort = _QUICK if args.quick else Effort()
         gguf = demo.fetch(demo.DEMO_BY_NAME[_DEMO], demo.home() / "downloads", say=say)
@@ -92,8 +92,8 @@ class Contest:
         self._processes: dict[tuple[str, str], Process] = {}
         self.versions: dict[str, str] = {}
         self.skipped: list[str] = []
-        self.errors = {peer: words for peer in args.peers.split(",") if (words := self._install(peer))}
-        self._peers = [peer for peer in args.peers.split(",") if peer not in self.errors]
+        self.errors = {peer: words for peer in peers if (words := self._install(peer))}
+        self._peers = [peer for peer in peers if peer not in self.errors]
         self.used = self._settled()
 
     def rows(self) -> Iterator[Row]:

@@ -2,16 +2,20 @@
 
 import argparse
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minnow.bench import record
+from minnow.bench import names_in, record
 from minnow.bench.limit import Limits, measure_limits
 from minnow.bench.timing import measure
+from minnow.config import flags, load
 from minnow.config.kernel import KernelConfig
 from minnow.core import folder
 from minnow.core.errors import ConfigError, FormatError
@@ -28,6 +32,12 @@ HELP = "time each operation, and say which share of the machine's limit it reach
 Case = Mapping[str, Any]
 _CPU = torch.device("cpu")
 _CACHE_FORMATS = ("bf16", "fp8", "nvfp4")
+_NEEDS = {  # what these flags need of a case
+    "backends": "minnow kernels says which there are, and which run here",
+    "formats": f"caches are {', '.join(_CACHE_FORMATS)}",
+    "rows": "rows go with cases that have a T, or one sequence whose context is as long",
+    "contexts": "contexts go with cases of one sequence",
+}
 _HEAD = f"{'operation':18}{'backend':11}{'time':>9} {'+-':>6} {'GB/s':>8} {'GFLOP/s':>9} {'share':>6}  of         case"
 
 
@@ -45,26 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Measure the limits, then case after case, one line each."""
+    load.convert(flags.settings()["num_threads"], args.num_threads, "flag --num-threads")  # as the engine does
+    kernels = registry.bind(registry.target_of(_CPU))
+    cases = _cases(args, kernels)
     threads = processors.settle(KernelConfig(num_threads=args.num_threads))
     native.set_threads(threads.count, threads.cpus)
     torch.set_num_threads(threads.count)
-    kernels = registry.bind(registry.target_of(_CPU))
     limits = measure_limits()
     rates = ", ".join(f"{name} {rate / 1e9:,.0f} GFLOP/s" for name, rate in limits.operations_s.items())
     reads = ", ".join(f"{show_bytes(n)} {limits.bytes_s(n) / 1e9:.1f} GB/s" for n in (1 << 20, 1 << 26, 1 << 30))
     say(f"{record.machine()['processor']}, {threads.count} threads, {limits.instruction_set}")
     say(f"limits: multiply in {rates}; read {reads}\n\n{_HEAD}")
-    for op, case in _cases(args):
-        for backend in _backends(op, args.backends, kernels):
-            try:
-                numbers = time_case(op, backend, case, kernels, limits)
-            except FormatError as error:
-                say(f"{op.name:18}{backend:11}skipped: {error}")
-                continue
-            say(_line(op, backend, case, numbers))
-            if args.record:
-                settings = {"op": op.name, "backend": backend, "case": dict(case), "threads": threads.count}
-                record.append(args.record, record.new("kernel", settings, numbers))
+    for op, backend, case in cases:
+        try:
+            numbers = time_case(op, backend, case, kernels, limits)
+        except FormatError as error:
+            say(f"{op.name:18}{backend:11}skipped: {error}")
+            continue
+        say(_line(op, backend, case, numbers))
+        if args.record:
+            settings = {"op": op.name, "backend": backend, "case": dict(case), "threads": threads.count}
+            record.append(args.record, record.new("kernel", settings, numbers))
     return 0
 
 
@@ -124,44 +135,67 @@ def _line(op: Op, backend: str, case: Case, numbers: Mapping[str, Any]) -> str:
     )
 
 
-def _names(text: str | None, known: Sequence[str], flag: str) -> list[str]:
-    names = list(known) if text is None else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{flag}: there is no {name!r}; there are {', '.join(known)}")
-    return names
-
-
-def _numbers(text: str, flag: str) -> list[int]:
+def _numbers(text: str | None, flag: str) -> list[int]:
     try:
-        return [int(word) for word in text.split(",")]
+        numbers = [] if text is None else [int(word) for word in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{flag} is {text!r}; write whole numbers: 1,8,512") from None
+        numbers = [0]
+    if min(numbers, default=1) < 1:
+        raise ConfigError(f"{flag} is {text!r}; write whole numbers above 0: 1,8,512")
+    return numbers
 
 
-def _backends(op: Op, text: str | None, kernels: Kernels) -> list[str]:
-    if text is None:
-        return [choice.backend for choice in kernels.choices if choice.op == op.name]
-    asked = [name for name in registry.backends(op.name) if name in text.split(",")]
-    return [b for b in asked if folder.load(f"minnow.kernels.{op.name}", b).refusal(kernels.target) is None]
+def _cases(args: argparse.Namespace, kernels: Kernels) -> list[tuple[Op, str, Case]]:
+    """Operation, backend and case of each measurement.
 
-
-def _cases(args: argparse.Namespace) -> Iterator[tuple[Op, Case]]:
-    """The contracts' cases, with what the arguments put in place of their own values."""
+    Raises:
+        ConfigError: a wrong word, or some that leave nothing to measure of an operation that was asked for.
+    """
     operations = registry.operations()
-    formats = _names(args.formats, list(SPEC_BY_NAME), "--formats")
-    for op in (operations[name] for name in _names(args.ops, list(operations), "--ops")):
-        has_cache = any(parse(text).kind == "cache" for text in op.inputs.values())
-        for case in op.device_cases if args.shapes == "true" else op.cases:
-            ways: list[Case] = [case]
-            if args.formats is not None and "format" in case:
-                ways = [{**case, "format": f} for f in formats if not has_cache or f in _CACHE_FORMATS]
-            if args.contexts is not None and "contexts" in case:
-                ways = [{**way, "contexts": (n,)} for way in ways for n in _numbers(args.contexts, "--contexts")]
-            if args.rows is not None:
-                rows = _numbers(args.rows, "--rows")
-                ways = [
-                    {**way, **({"T": n} if "T" in case else {"queries": (n,)})}
-                    for way in ways if "T" in case or len(way.get("queries", ())) == 1 for n in rows
-                ]  # fmt: skip
-            yield from ((op, way) for way in ways)
+    asked = names_in(args.ops, operations, "--ops")
+    present = dict.fromkeys(backend for name in operations for backend in registry.backends(name))
+    backends = names_in(args.backends, present, "--backends")
+    formats = names_in(args.formats, SPEC_BY_NAME, "--formats")
+    rows, contexts = _numbers(args.rows, "--rows"), _numbers(args.contexts, "--contexts")
+    given = {f"--{name} {getattr(args, name)}": need for name, need in _NEEDS.items() if getattr(args, name)}
+    found: list[tuple[Op, str, Case]] = []
+    without: list[str] = []
+    for op in (operations[name] for name in asked or operations):
+        cases = op.device_cases if args.shapes == "true" else op.cases
+        here = _backends(op, backends, kernels)
+        mine = [(op, b, way) for case in cases for way in _ways(op, case, formats, rows, contexts) for b in here]
+        found += mine
+        without += [] if mine else [op.name]
+    if without and (asked or not found):
+        words = f"{' '.join(given)} of {', '.join(without)}"
+        raise ConfigError(f"there is no case with {words}: {'; '.join(given.values())}")
+    return found
+
+
+def _ways(op: Op, case: Case, formats: Sequence[str], rows: Sequence[int], contexts: Sequence[int]) -> Iterator[Case]:
+    """A case with each of the values in place of its own; none where it cannot have them, or has nothing to compute."""
+    needs_one = (contexts and "contexts" in case) or (rows and "T" not in case)  # sequence
+    if 0 in (case.get("T"), case.get("S")) or (needs_one and len(case.get("queries", ())) != 1):
+        return
+    has_cache = any(parse(text).kind == "cache" for text in op.inputs.values())
+    fitting: list[Case] = [{"format": f} for f in formats if f in _CACHE_FORMATS or not has_cache]
+    lengths: list[Case] = [{"contexts": (n,)} for n in contexts if "contexts" in case]
+    counts: list[Case] = [{"T": n} if "T" in case else {"queries": (n,)} for n in rows]
+    for parts in product(fitting if formats and "format" in case else [{}], lengths or [{}], counts or [{}]):
+        way = reduce(operator.or_, parts, dict(case))
+        if "B" in case:  # blocks enough that each row has a slot
+            way["B"] = max(case["B"], -(-way["T"] // case["L"]))
+        if all(map(operator.le, way.get("queries", ()), way.get("contexts", ()))):
+            yield way
+        elif contexts:
+            raise ConfigError(
+                f"--contexts {way['contexts'][0]} is less than the {way['queries'][0]} rows of {op.name}, which are its"
+                " last tokens; give longer ones, or fewer --rows"
+            )
+
+
+def _backends(op: Op, asked: Sequence[str], kernels: Kernels) -> list[str]:
+    if not asked:
+        return [choice.backend for choice in kernels.choices if choice.op == op.name]
+    found = [name for name in registry.backends(op.name) if name in asked]
+    return [b for b in found if folder.load(f"minnow.kernels.{op.name}", b).refusal(kernels.target) is None]

@@ -10,6 +10,8 @@ from minnow.kernels import native
 from minnow.kernels.limits import cpu
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30
+_GRAIN_BYTES = 256  # of what is read
+_NEAR = 0.03  # working sets that differ by less share a measurement
 _ROUNDS = 200_000  # milliseconds
 
 
@@ -27,13 +29,16 @@ class Limits:
     _bytes_s: dict[int, float] = field(default_factory=dict)
 
     def bytes_s(self, num_bytes: float) -> float:
-        """Bytes a second that repeated reading of so large a working set reaches, caches included."""
-        size = _LEAST_BYTES
-        while size < min(num_bytes, _MOST_BYTES):
-            size *= 2
-        if size not in self._bytes_s:
+        """Bytes a second that repeated reading of so large a working set reaches, caches included.
+
+        Of less than 1 MiB it is the rate of 1 MiB, of more than 1 GiB that of 1 GiB.
+        """
+        size = int(min(max(num_bytes, _LEAST_BYTES), _MOST_BYTES)) // _GRAIN_BYTES * _GRAIN_BYTES
+        nearest = min(self._bytes_s, key=lambda known: abs(known - size), default=0)
+        if abs(nearest - size) >= _NEAR * size:
             self._bytes_s[size] = size / _least_s(size)
-        return self._bytes_s[size]
+            nearest = size
+        return self._bytes_s[nearest]
 
     def least_s(self, operations: float, num_bytes: float) -> float:
         """The time that work takes at least: that of its bytes or of its arithmetic, whichever is longer.

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from minnow.bench import dataset, load, record, summary
+from minnow.bench import check_least, dataset, load, names_in, record, summary
 from minnow.core import env
 from minnow.core.errors import ConfigError, TransferError
 from minnow.text.tokenizer import Tokenizer
@@ -62,10 +62,13 @@ def run(args: argparse.Namespace, say: Callable[[str], None], transport: httpx.A
     Args:
         transport: what carries the requests; None is the network.
     """
-    metrics = _names(args.percentile_metrics, "--percentile-metrics")
+    metrics = names_in(args.percentile_metrics, summary.TITLES, "--percentile-metrics")
     percentiles, goodput = _percentiles(args.metric_percentiles), _goodput(args.goodput)
-    for name in ("num_prompts", "max_concurrency", "request_rate", "burstiness"):
-        if (getattr(args, name) or 0) <= 0 and getattr(args, name) is not None:
+    check_least(args, 0, "--num-warmups", "--random-prefix-len")
+    check_least(args, 1, "--num-prompts", "--max-concurrency", "--random-input-len", "--random-output-len",
+                "--sharegpt-output-len", "--custom-output-len")  # fmt: skip
+    for name in ("request_rate", "burstiness"):
+        if not getattr(args, name) > 0:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be above 0")
     tokenizer = _tokenizer(args)
     wanted = argparse.Namespace(**{**vars(args), "num_prompts": args.num_warmups + args.num_prompts})
@@ -136,14 +139,6 @@ def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:
     return None
 
 
-def _names(text: str, flag: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name not in summary.TITLES:
-            raise ConfigError(f"{flag}: {name!r} is no metric; there are {', '.join(summary.TITLES)}")
-    return names
-
-
 def _percentiles(text: str) -> list[float]:
     try:
         numbers = [float(word) for word in text.split(",")]
@@ -158,7 +153,7 @@ def _goodput(words: list[str]) -> dict[str, float]:
     limits = {}
     for word in words:
         name, _, value = word.partition(":")
-        _names(name, "--goodput")
+        names_in(name, summary.TITLES, "--goodput")
         try:
             limits[name] = float(value)
         except ValueError:

@@ -11,12 +11,15 @@ from random import Random
 from typing import Any
 
 from minnow.arch import size
-from minnow.bench import record
+from minnow.bench import check_least, record
 from minnow.bench.limit import measure_limits
 from minnow.bench.timing import Clock, spread
 from minnow.cache.layout import BlockLayout
 from minnow.checkpoint import demo
+from minnow.config import engine as engine_config
 from minnow.config import flags, load
+from minnow.config import model as model_config
+from minnow.config.engine import EngineConfig
 from minnow.config.model import ModelConfig
 from minnow.core.errors import ConfigError
 from minnow.core.request import Request, SamplingParams
@@ -52,15 +55,17 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     config = load.load(args).config
     if not config.model:
         raise ConfigError("minnow bench step needs a model: minnow bench step MODEL")
-    if args.batch > config.scheduler.max_num_seqs:
-        raise ConfigError(
-            f"--batch is {args.batch}, but --max-num-seqs {config.scheduler.max_num_seqs}; raise that one"
-        )
+    check_least(args, 1, "--context", "--batch", "--num-steps", "--prefill", "--num-repeats")
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        most, flag = getattr(config.scheduler, name), f"--{name.replace('_', '-')}"
+        if args.batch > most:
+            raise ConfigError(f"--batch is {args.batch}, but {flag} {most}; raise that one")
+    directory = demo.resolve(config.model)
+    layout = _settled(args, config, directory)
     with watching() as watch:
-        engine = build.build(config, demo.resolve(config.model))
+        engine = build.build(config, directory)
         native.pin_caller()  # as the server's engine does
         watch.attach(engine)
-        layout = memory.layout(load.resolve_auto(config, engine.model), engine.model, Mesh.single())
         for num_tokens in args.prefill:
             samples = prefill(engine, watch, num_tokens, args.num_repeats)
             results = _report(f"prefill, {num_tokens:,} tokens", samples, num_tokens, say)
@@ -80,6 +85,33 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
             _keep(args, config.model, {"context": context, "batch": args.batch}, results)
         engine.close()
     return 0
+
+
+def _settled(args: argparse.Namespace, config: EngineConfig, directory: Path) -> BlockLayout:
+    """The blocks of the cache that the engine will have; ConfigError if they cannot hold what is to be measured."""
+    model = model_config.read(directory)
+    config = load.resolve_auto(config, model)
+    engine_config.check(config, model)
+    layout = memory.layout(config, model, Mesh.single())
+    room = memory.plan(config, model, layout, build.device_of(config.kernel.device)).num_tokens
+    most, limits = min(config.max_model_len, room), config.scheduler
+    chunk = min(limits.max_num_batched_tokens - args.batch + 1, limits.long_prefill_token_threshold or most)
+    asked = [("--prefill", tokens, 1, 1) for tokens in args.prefill]
+    for tokens in args.context:  # requests that have their first token draw more while others are prefilled
+        num_waiting = (args.batch - 1) * -(-tokens // chunk)
+        asked.append(("--context", tokens, 1 + num_waiting + _NUM_WARMUPS + args.num_steps, args.batch))
+    for flag, tokens, more, batch in asked:
+        if tokens + more > most:
+            way_out = f"give at most {most - more}" if most > more else "give fewer --num-steps"
+            what = f"{more} more for --num-steps {args.num_steps} and warming up" if more > 1 else "the one it yields"
+            raise ConfigError(f"{flag} is {tokens}, with {what}, but a request holds {most} tokens; {way_out}")
+        wanted = batch * -(-(tokens + more) // layout.block_size) * layout.block_size
+        if batch > 1 and wanted > room * (1 - limits.watermark):
+            raise ConfigError(
+                f"--batch {batch} with {flag} {tokens} needs a cache of {wanted} tokens, and there is one of "
+                f"{room}; give less, or more --kv-cache-memory-bytes"
+            )
+    return layout
 
 
 class Watch:
@@ -151,7 +183,7 @@ def decode(engine: Engine, watch: Watch, context: int, batch: int, num_steps: in
     """Seconds by stage of each step, once every request has its first token and some more."""
     names = {f"decode-{context}-{i}" for i in range(batch)}
     for name in sorted(names):
-        _add(engine, name, context, num_steps + _NUM_WARMUPS + batch + 1)
+        _add(engine, name, context, None)
     waiting = set(names)
     while waiting:
         waiting -= {output.request_id for output in engine.step() if output.token_ids}
@@ -188,7 +220,7 @@ def cache_bytes(model: ModelConfig, layout: BlockLayout, context: int) -> int:
     )
 
 
-def _add(engine: Engine, name: str, num_tokens: int, max_tokens: int) -> None:
+def _add(engine: Engine, name: str, num_tokens: int, max_tokens: int | None) -> None:
     rng = Random(name)  # prompts differ, so that none finds another's blocks
     ids = tuple(rng.randrange(engine.model.vocab_size) for _ in range(num_tokens))
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

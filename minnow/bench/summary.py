@@ -44,7 +44,8 @@ def summarize(
         tokenizer: counts tokens where the server sends no usage; without it chunks are counted, and "notes" says so.
     """
     good = [outcome for outcome in outcomes if not outcome.error]
-    duration = max((o.ended_s for o in outcomes), default=0.0) - min((o.due_s for o in outcomes), default=0.0)
+    started = min((o.due_s for o in outcomes), default=0.0)
+    duration = max((o.ended_s for o in outcomes), default=0.0) - started
     outputs = [_count(o.num_output_tokens, o.text, tokenizer, len(o.text_s)) for o in good]
     inputs = [_count(o.num_input_tokens, o.prompt, tokenizer, 0) for o in good]
     values = [_latencies(o, num) for o, num in zip(good, outputs, strict=True)]
@@ -55,7 +56,7 @@ def summarize(
         "duration": duration,
         "total_input_tokens": sum(inputs),
         "total_output_tokens": sum(outputs),
-        "max_output_tokens_per_s": _peak_tokens(good, outputs),
+        "max_output_tokens_per_s": _peak_tokens(good, outputs, started, duration),
         "max_concurrent_requests": _peak_requests(outcomes),
         "max_lag_ms": 1e3 * max((o.sent_s - o.due_s for o in outcomes), default=0.0),
         "notes": [_note(tokenizer)] if any(o.num_output_tokens is None for o in good) else [],
@@ -95,7 +96,7 @@ def table(result: Mapping[str, Any], metrics: Sequence[str], settings: Mapping[s
         yield f"{TITLES[metric]:-^{_WIDTH}}"
         for key, value in result.items():
             statistic, _, rest = key.partition("_")
-            if rest == f"{metric}_ms" and statistic != "std":
+            if rest == f"{metric}_ms" and statistic not in ("std", "p50"):  # that one is the median
                 name = statistic.capitalize() if statistic in ("mean", "median") else statistic.upper()
                 yield _row(f"{name} {metric.upper()} (ms):", value)
         yield _row(f"Samples of {metric.upper()}:", result[f"num_{metric}"])
@@ -131,14 +132,19 @@ def _note(tokenizer: Tokenizer | None) -> str:
     return f"the server sent no usage with some answers; their tokens {how}"
 
 
-def _peak_tokens(good: Sequence[Outcome], outputs: Sequence[int]) -> float:
-    """The most tokens of any second since the first request, a request's spread evenly over its pieces."""
-    start = min((o.sent_s for o in good), default=0.0)
+def _peak_tokens(good: Sequence[Outcome], outputs: Sequence[int], started: float, duration: float) -> float:
+    """Tokens a second in the best part of a run, a request's spread evenly over its pieces.
+
+    Parts are equal, and a second long or as little more as it takes: so the peak is never below the mean.
+    """
+    if not duration:
+        return 0.0
+    part_s = duration / max(1, int(duration))
     tokens: dict[int, float] = defaultdict(float)
     for outcome, num in zip(good, outputs, strict=True):
-        for time_s in outcome.text_s:
-            tokens[int(time_s - start)] += num / len(outcome.text_s)
-    return max(tokens.values(), default=0.0)
+        for time_s in outcome.text_s:  # the last one's may be where the run ends
+            tokens[int(min(time_s - started, duration - part_s / 2) / part_s)] += num / len(outcome.text_s)
+    return max(tokens.values(), default=0.0) / part_s
 
 
 def _peak_requests(outcomes: Sequence[Outcome]) -> int:

@@ -17,7 +17,8 @@ class KernelConfig:
         "*=auto"
     )
     num_threads: Annotated[
-        int, Field("CPU threads; 0 takes what the affinity mask and the container allow", "threads", at_least=0)
+        int,
+        Field("CPU threads; 0 takes what the affinity mask and the quota allow", "threads", at_least=0, at_most=512),
     ] = 0
     safetensors_load_strategy: Annotated[
         Literal["auto", "lazy", "eager"],

@@ -52,5 +52,6 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
         query_start=starts,
         block_table=block_table,
         logits_rows=send(drawing + scoring, torch.int64),
+        prompt_end=send([table.rows[step.row].num_prompt_tokens for step in plan.rows]),
         adapter_slots=send(slots_row) if any(slots_row) else None,
     )

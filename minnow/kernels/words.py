@@ -84,16 +84,20 @@ def of_cache(cache: Weight) -> tuple[int, ...]:
     )
 
 
-def of_sequences(block_table: Tensor, query_start: Tensor, positions: Tensor) -> tuple[int, ...]:
-    """`struct Sequences`: seven words that hold as long as the tensors live.
+def of_sequences(
+    block_table: Tensor, query_start: Tensor, positions: Tensor, prompt_end: Tensor | None = None
+) -> tuple[int, ...]:
+    """`struct Sequences`: eight words that hold as long as the tensors live.
 
     Args:
         block_table: i32 [S M], rows may lie apart; query_start: i32 [S + 1]; positions: i32 [T], both dense.
+        prompt_end: i32 [S], positions from which on tokens were generated; None: all are of prompts.
     """
     assert block_table.stride(1) == 1 or block_table.shape[1] <= 1
     assert query_start.is_contiguous() and positions.is_contiguous()
     pointers = (part.data_ptr() for part in (block_table, query_start, positions))
-    return (len(positions), *block_table.shape, block_table.stride(0), *pointers)
+    end = 0 if prompt_end is None else prompt_end.data_ptr()
+    return (len(positions), *block_table.shape, block_table.stride(0), *pointers, end)
 
 
 def _plane(part: Tensor) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ class NativeStep:
         self._caches = caches
         self._dtype = decoder.embed.dtype
         layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-        hold = _resident(decoder, self._dtype, digits) if is_resident else _in_place
+        hold = _resident(decoder, digits) if is_resident else _in_place
         self._model = NativeModel(
             ModelParts(
                 layers=tuple(_layer_parts(layer, cache, hold) for layer, cache in zip(layers, caches, strict=True)),
@@ -86,6 +86,7 @@ class NativeStep:
             inputs.slots,
             inputs.query_start,
             inputs.block_table,
+            inputs.prompt_end,
             inputs.logits_rows,
             taps,
             overrides,
@@ -99,14 +100,14 @@ def _in_place(weight: Weight) -> Matrix:
     return weight
 
 
-def _resident(decoder: Decoder, dtype: torch.dtype, digits: int) -> Callable[[Weight], Matrix]:
-    """Matrices of the decoder -> the same in one stretch of memory; tiles multiply rows of FP32 alone."""
+def _resident(decoder: Decoder, digits: int) -> Callable[[Weight], Matrix]:
+    """Matrices of the decoder -> the same in one stretch of memory, in tiles where there are any."""
     weights = {id(weight): weight for module in decoder.modules() for weight in getattr(module, "weights", ())}
     num_bytes = sum(w.num_bytes if isinstance(w, Quantized) else w.nbytes for w in weights.values())
     memory = ResidentWeights(num_bytes, 3 * len(weights))
     held: dict[int, Matrix] = {}
     for name, weight in weights.items():
-        if isinstance(weight, Quantized) and dtype == torch.float32 and can_tile(weight):
+        if isinstance(weight, Quantized) and can_tile(weight):
             held[name] = memory.copy_tiled(tile(weight, digits))
         else:
             held[name] = memory.copy(weight)

@@ -20,6 +20,8 @@ class StepInputs:
         query_start: i32 [S + 1]; sequence s has tokens [query_start[s], query_start[s + 1]).
         block_table: i32 [S M], pool blocks of each sequence in order of position.
         logits_rows: i64 [Q], the tokens whose logits are needed.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens in a way of their own, which depends on nothing else.
         tap_layers: layers whose output residuals the drafter wants.
         embeddings: [X D] that replace token embeddings at embedding_rows i64 [X] (images), or None.
         adapter_slots: i32 [S], LoRA slot of each sequence, or None where no adapter is loaded.
@@ -31,6 +33,7 @@ class StepInputs:
     query_start: Tensor
     block_table: Tensor
     logits_rows: Tensor
+    prompt_end: Tensor | None = None
     tap_layers: tuple[int, ...] = ()
     embeddings: Tensor | None = None
     embedding_rows: Tensor | None = None

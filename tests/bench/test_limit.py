@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from minnow.bench import limit
 from minnow.bench.limit import Limits, measure_limits
 from minnow.kernels import native
 from minnow.kernels.limits import cpu
@@ -30,13 +31,29 @@ def test_limits_are_measured_for_the_team_that_there_is() -> None:
     assert (limits.num_threads, limits.instruction_set) == (1, native.instruction_set())
     assert all(rate > 0 for rate in limits.operations_s.values())
     assert limits.bytes_s(3 << 20) > 0
-    assert limits.bytes_s(3 << 20) == limits.bytes_s(4 << 20)  # measured once for both
+
+
+def test_a_working_set_is_measured_at_its_own_size_and_near_ones_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def least_s(num_bytes: int) -> float:
+        sizes.append(num_bytes)
+        return 1.0
+
+    monkeypatch.setattr(limit, "_least_s", least_s)
+    limits = Limits(num_threads=1, instruction_set="x", operations_s={"f32": 1.0})
+    assert limits.bytes_s(121_200_000.5) == sizes[0] == 121_200_000 // 256 * 256
+    assert limits.bytes_s(118e6) == limits.bytes_s(124e6) == sizes[0]
+    assert limits.bytes_s(168.4e6) == sizes[1] == 168.4e6 // 256 * 256
+    assert limits.bytes_s(125e6) == sizes[2] == 125e6 // 256 * 256
+    assert limits.bytes_s(0) == 1 << 20 and limits.bytes_s(5e9) == 1 << 30
+    assert len(sizes) == 5
 
 
 def test_work_takes_as_long_as_the_slower_of_its_bytes_and_its_arithmetic() -> None:
-    rates = {1 << 20: 100.0, 1 << 21: 50.0, 1 << 30: 10.0}
+    rates = {1 << 20: 100.0, 3 << 20: 50.0, 1 << 30: 10.0}
     limits = Limits(num_threads=1, instruction_set="x", operations_s={"f32": 1e3, "int8": 1e9}, _bytes_s=rates)
     assert limits.least_s(0, 1 << 20) == (1 << 20) / 100
-    assert limits.least_s(0, (1 << 20) + 1) == ((1 << 20) + 1) / 50
+    assert limits.least_s(0, (3 << 20) + 1) == ((3 << 20) + 1) / 50
     assert limits.least_s(0, 1 << 40) == (1 << 40) / 10
     assert limits.least_s(1e9, 100) == 1e6  # exact values: int8 does not count

@@ -1,5 +1,6 @@
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from minnow.cache.layout import layout_of
 from minnow.config import flags
 from minnow.config import model as model_config
 from minnow.core.errors import ConfigError
-from minnow.engine import inputs, sampler
+from minnow.engine import build, inputs, sampler, scheduler
 from minnow.kernels import native
 from tests import tiny
 
@@ -61,6 +62,23 @@ def test_every_stage_of_prefill_and_decode_has_its_time(
     last = kept[-1]["results"]
     assert last["share_of_limit"] == pytest.approx((last["weight_bytes"] + last["cache_bytes"]) / 1e9 / last["step_s"])
     assert last["cache_bytes"] > kept[1]["results"]["cache_bytes"]
+
+
+def test_all_requests_decode_in_every_step_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, tmp_path: Path
+) -> None:
+    num_tokens: list[int] = []
+    commit = scheduler.Scheduler.commit
+
+    def counted(self: Any, *args: Any) -> Any:
+        outputs = commit(self, *args)
+        num_tokens.append(sum(len(output.token_ids) for output in outputs))
+        return outputs
+
+    monkeypatch.setattr(scheduler.Scheduler, "commit", counted)
+    _run(monkeypatch, directory, "--prefill", "--context", 150, "--batch", 4, "--num-steps", 10)  # 6 steps a prompt
+    first = num_tokens.index(4)
+    assert first > 4 * 4 and num_tokens[first : first + 13] == [4] * 13
 
 
 def test_nothing_stays_timed_afterwards(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
@@ -125,9 +143,47 @@ def test_sparse_layers_read_their_index_and_sixteen_blocks() -> None:
     assert step.cache_bytes(model, layout, 1000) == 1000 * layout.token_bytes
 
 
-def test_wrong_values_are_one_sentence(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--batch is 3, but --max-num-seqs 2; raise that one"):
-        _run(monkeypatch, directory, "--batch", 3, "--max-num-seqs", 2)
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--num-steps 0", "--num-steps is 0; it must be at least 1"),
+        ("--num-repeats 0", "--num-repeats is 0; it must be at least 1"),
+        ("--batch 0", "--batch is 0; it must be at least 1"),
+        ("--context 16 -1", "--context is -1; it must be at least 1"),
+        ("--prefill 0", "--prefill is 0; it must be at least 1"),
+        ("--batch 3 --max-num-seqs 2", "--batch is 3, but --max-num-seqs 2; raise that one"),
+        ("--batch 33", "--batch is 33, but --max-num-batched-tokens 32; raise that one"),
+        (
+            "--context 900",
+            "--context is 900, with 68 more for --num-steps 64 and warming up, but a request holds 944 tokens; ",
+        ),
+        (
+            "--prefill 16 944",
+            "--prefill is 944, with the one it yields, but a request holds 944 tokens; give at most 943",
+        ),
+        (
+            "--num-steps 2000",
+            "2004 more for --num-steps 2000 and warming up, but a request holds 944 tokens; give fewer --num",
+        ),
+        (
+            "--max-model-len 100 --context 90 --prefill 9",
+            "a request holds 100 tokens; give at most 32",
+        ),
+        (
+            "--batch 4 --context 300",
+            "--batch 4 with --context 300 needs a cache of 1664 tokens, and there is one of 944;",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, words: str, sentence: str
+) -> None:
+    monkeypatch.setattr(build, "build", None)
+    with pytest.raises(ConfigError, match=sentence):
+        _run(monkeypatch, directory, *words.split())
+
+
+def test_a_step_needs_a_model() -> None:
     parser = flags.new_parser("minnow bench step", step.HELP)
     step.add_arguments(parser)
     with pytest.raises(ConfigError, match="minnow bench step needs a model"):

@@ -57,9 +57,22 @@ def test_goodput_counts_requests_that_keep_every_promise() -> None:
 
 def test_peaks_are_of_any_second_and_any_moment() -> None:
     first, second = _outcome(0.0, 0.5, 0.9, 1.5, tokens=6), _outcome(0.8, 0.9, 1.2, tokens=4)
-    result = summary.summarize([first, second, _outcome(1.5, 1.6, tokens=1)])
+    result = summary.summarize([first, second, _outcome(1.5, 2.0, tokens=1)])
     assert result["max_output_tokens_per_s"] == pytest.approx(4.0 + 2.0)  # 0.5, 0.9 and 0.9
     assert result["max_concurrent_requests"] == 2
+
+
+@pytest.mark.parametrize("text_s", [(0.1, 0.4), (0.1, 0.7, 1.4), (1.1, 1.9), (0.0, 1.99), (0.5, 1.2, 2.2, 2.3, 3.7)])
+def test_a_peak_is_not_below_the_mean(text_s: tuple[float, ...]) -> None:
+    result = summary.summarize([_outcome(0.0, *text_s, tokens=10)])
+    assert result["max_output_tokens_per_s"] >= result["output_throughput"] * (1 - 1e-9) > 0
+
+
+def test_a_median_is_printed_once() -> None:
+    result = summary.summarize([_outcome(0.0, 0.1, 0.3, tokens=2)])
+    lines = list(summary.table(result, ["ttft"], {}))
+    assert [line.split()[0] for line in lines if "TTFT (ms)" in line] == ["Mean", "Median", "P90", "P99"]
+    assert result["p50_ttft_ms"] == result["median_ttft_ms"]
 
 
 def test_lateness_of_sending_is_told_and_in_the_duration() -> None:

@@ -1,7 +1,7 @@
 """attention and index kernels of the C++ library: every instruction set, odd caches, batches, teams"""
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -72,6 +72,14 @@ def test_every_case_agrees_with_the_reference(name: str) -> None:
         inputs = folder.load(f"minnow.kernels.{name}", "inputs").make(CPU, **case)
         seen, expected = function(name)(**inputs), function(name, "reference")(**inputs)
         assert compare(registry.operations()[name], seen, expected) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["sparse_attention", "dense_attention"])
+def test_keys_and_values_may_differ_in_format(name: str, dtype: torch.dtype) -> None:
+    for keys, values in product(FORMATS, FORMATS):
+        inputs = inputs_of(name, keys, H=64) | {"v_cache": inputs_of(name, values, H=64)["v_cache"]}
+        check(name, {**inputs, "q": inputs["q"].to(dtype)})
 
 
 @pytest.mark.parametrize("number_format", FORMATS)

@@ -14,7 +14,7 @@ import pytest
 from minnow.kernels import native
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ("test_attention.py", "test_tiles.py", "test_parity.py")
+TESTS = ("test_attention.py", "test_gemm.py", "test_tiles.py", "test_parity.py")
 
 
 @pytest.mark.skipif("amx" in native.usable_instruction_sets(), reason="the real instructions are tested")

@@ -1,23 +1,19 @@
 """linear with many rows: every format and odd shape on every instruction set, AMX also where there is none"""
 
-import ctypes
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from minnow.formats.quantized import Quantized, Weight, decode, encode
-from minnow.kernels import native, words
+from minnow.kernels import native
 from minnow.kernels.linear import cpu
 
 FORMATS = ("f32", "bf16", "f16", "fp8", "nvfp4", "mxfp4", "mxfp8", "int4", "int8")
 PLAIN = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-KERNELS = Path(native.__file__).parent
 Linear = Callable[[Tensor, Sequence[Weight]], Tensor]
 
 
@@ -101,44 +97,6 @@ def test_nan_and_scales_at_the_limits_are_read_right(isa: str, dtype: torch.dtyp
         _check(cpu.linear, x, (weight,))
     x[18, 5] = float("nan")
     _check(cpu.linear, x, (_weight("nvfp4", 20, 96),))
-
-
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Linear:
-    """linear of the AMX build with plain C++ in the place of its instructions."""
-    lines = [shlex.split(line) for line in (KERNELS / "native" / "flags.txt").read_text().splitlines()]
-    flags = next(line[1:] for line in lines if line and line[0] == "all")
-    path = tmp_path_factory.mktemp("amx") / "linear.so"
-    sources = (KERNELS / "linear" / "cpu.cpp", KERNELS / "native" / "threads.cpp")
-    defined = ("-DMINNOW_ISA=emulated", "-DMINNOW_AMX_EMULATED")
-    subprocess.run(
-        ["c++", "-std=c++17", *flags, "-O1", *defined, "-shared", *sources, "-o", path, "-lpthread"], check=True
-    )
-    call = ctypes.CDLL(str(path)).minnow_linear_emulated
-    call.restype, call.argtypes = None, [*3 * [ctypes.c_void_p], *4 * [ctypes.c_int64]]
-
-    def linear(x: Tensor, weights: Sequence[Weight]) -> Tensor:
-        y = torch.empty(x.shape[0], sum(weight.shape[0] for weight in weights), dtype=x.dtype)
-        plain = x.contiguous()
-        call(
-            plain.data_ptr(), words.pack(*words.of_weights(weights)), y.data_ptr(),
-            x.shape[0], len(weights), y.shape[1], x.dtype == torch.bfloat16,
-        )  # fmt: skip
-        return y
-
-    return linear
-
-
-def test_emulated_amx_is_exact_but_for_the_order_of_sums(emulated: Linear) -> None:
-    _check_formats(emulated, torch.bfloat16)
-    _check(emulated, _rows(40, 64, torch.bfloat16), [_weight(name, 40, 64) for name in FORMATS])
-
-
-def test_emulated_amx_rows_are_the_same_whatever_rows_stand_beside_them(emulated: Linear) -> None:
-    weight, x = _weight("mxfp8", 70, 96), _rows(130, 96, torch.bfloat16)
-    whole = emulated(x, (weight,))
-    for start, end in ((0, 17), (3, 36), (1, 130)):
-        assert torch.equal(emulated(x[start:end], (weight,)), whole[start:end])
 
 
 @pytest.mark.skipif("amx" not in native.usable_instruction_sets(), reason="this processor has no AMX")

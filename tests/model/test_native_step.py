@@ -14,7 +14,7 @@ from minnow.kernels import native, registry
 from minnow.model.decoder import Decoder
 from minnow.model.native_step import NativeStep, refusal
 from minnow.model.step import StepInputs, StepOutput
-from tests.tiny import write_tiny
+from tests.tiny import layer_formats, write_tiny
 
 _CPU = torch.device("cpu")
 
@@ -88,11 +88,55 @@ def test_the_native_step_is_the_decoder(tmp_path, family, num_threads):
 @pytest.mark.parametrize("is_resident", [False, True])
 def test_every_instruction_set_computes_the_same_step(tmp_path, isa, experts, projections, is_resident):
     """From weights where they are, and from copies in tiles."""
-    formats = {"model.layers.*.experts.*": experts, "model.layers.*_proj": projections}
+    formats = layer_formats("m3", experts, projections)
     pair = Pair(tmp_path, torch.float32, "f32", is_resident=is_resident, formats=formats, dtype="float32")
     for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
         expected, seen = pair.run(pair.inputs(step))
         _close(seen, expected, 1e-5)
+
+
+@pytest.mark.parametrize("cache", ["fp8", "bf16"])
+def test_generated_tokens_are_the_same_one_by_one_and_computed_anew(tmp_path, isa, cache):
+    """To the bit, as after a preemption: the step that a token is in does not change how it is computed."""
+    pair = Pair(tmp_path, torch.float32, cache, family="llama", dtype="float32", head_dim=64)
+    whole = replace(pair.inputs([(0, 60)]), prompt_end=torch.tensor([37], dtype=torch.int32), tap_layers=(1,))
+    anew = pair.native(whole, pair.pools[1].layers)
+    for step in ([(0, 20)], [(20, 17)], *([(at, 1)] for at in range(37, 55)), [(55, 5)]):
+        (first, count) = step[0]
+        inputs = replace(
+            pair.inputs(step),
+            ids=whole.ids[first : first + count].clone(),
+            prompt_end=whole.prompt_end,
+            tap_layers=(1,),
+        )
+        seen = pair.native(inputs, pair.pools[1].layers)
+        assert torch.equal(seen.taps[0], anew.taps[0][first : first + count])
+    assert torch.equal(seen.logits, anew.logits)
+    expected = pair.decoder(whole, pair.pools[0].layers)
+    _close(anew, expected, 2**-4)  # keys and values that round otherwise
+
+
+@pytest.mark.parametrize("routed", ["nvfp4", "int4"])
+def test_a_shared_expert_like_the_others_is_computed_with_them(tmp_path, isa, routed):
+    names = [f"model.layers.*.block_sparse_moe.experts.*.{name}" for name in ("w1", "w2", "w3")]
+    names += [f"model.layers.*.block_sparse_moe.shared_experts.{name}_proj" for name in ("gate", "up", "down")]
+    formats = dict.fromkeys(names, routed)
+    pair = Pair(
+        tmp_path, torch.float32, "f32", is_resident=True, formats=formats, dtype="float32", shared_intermediate_size=32
+    )
+    for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
+        expected, seen = pair.run(pair.inputs(step))
+        _close(seen, expected, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["m3", "llama"])
+def test_bf16_activations_meet_tiles(tmp_path, isa, family):
+    """Dense and routed experts, few rows and many; all experts are chosen, so that no rounding chooses others."""
+    formats, every = layer_formats(family, "int4", "int8"), {"num_experts_per_tok": 8} if family == "m3" else {}
+    pair = Pair(tmp_path, torch.bfloat16, "bf16", is_resident=True, family=family, formats=formats, **every)
+    for step in ([(0, 70)], [(70, 1)], [(71, 12), (0, 1)]):
+        expected, seen = pair.run(pair.inputs(step))
+        _close(seen, expected, 2**-6)
 
 
 @pytest.mark.parametrize("cache", ["bf16", "fp8", "nvfp4"])

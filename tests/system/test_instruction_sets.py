@@ -10,6 +10,7 @@ import pytest
 
 from minnow.kernels import native
 from tests.system.serving import MAIN, write_model
+from tests.tiny import layer_formats
 
 pytestmark = pytest.mark.system
 
@@ -42,7 +43,7 @@ Answers = dict[str, list[Any]]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("models")
-    four_bits = {"model.layers.*_proj": "int4", "model.embed_tokens": "int8"}
+    four_bits = {**layer_formats("llama", "int4", "int4"), "model.embed_tokens": "int8"}
     return {
         "experts in NVFP4, the rest in MXFP8": str(write_model(root / "m3.1", format="m3.1")),
         "plain BF16": str(write_model(root / "plain")),

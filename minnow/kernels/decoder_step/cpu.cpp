@@ -6,6 +6,8 @@ namespace MINNOW_ISA {
 
 // The structs below are laid out word by word in cpu.py beside this file.
 constexpr int64_t kMaxProjections = 5;  // q, k, v, and on sparse layers index q, index k
+// A shared expert that is like the routed ones stands behind them in their table; another is computed apart.
+constexpr int64_t kApart = 1, kFolded = 2;
 
 struct Layer {
     Weight attention_norm;
@@ -19,7 +21,7 @@ struct Layer {
     int64_t has_bias;
     Weight gate, bias;
     const Expert* experts;
-    int64_t has_shared;
+    int64_t shared_kind;
     Expert shared;
 };
 
@@ -73,7 +75,8 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
     }
     Scratch memory = team.shared();
     float* projected = memory.take<float>(num_tokens * stride);
-    linear(team, x, model.width, num_tokens, layer.projections, num_parts, projected, stride, false, is_bf16);
+    linear(team, x, model.width, num_tokens, layer.projections, num_parts, is_bf16,
+           {projected, stride, false, is_bf16});
     qk_norm_rope_write(team, projected, stride, num_tokens, parts, num_parts, sequences.positions, model.inv_freq,
                        model.num_frequencies, static_cast<float>(model.eps), static_cast<float>(model.offset),
                        step.slots, is_bf16);
@@ -94,7 +97,7 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
         dense_attention(team, sequences, projected, stride, num_heads, layer.k, layer.v, scale, out, out_width,
                         is_bf16);
     }
-    linear(team, out, out_width, num_tokens, &layer.project_out, 1, h, model.width, true, is_bf16);
+    linear(team, out, out_width, num_tokens, &layer.project_out, 1, is_bf16, {h, model.width, true, is_bf16});
 }
 
 static void feed_forward(Team& team, const Model& model, const Layer& layer, int64_t num_tokens, const float* x,
@@ -108,14 +111,15 @@ static void feed_forward(Team& team, const Model& model, const Layer& layer, int
         return;
     }
     Scratch memory = team.shared();
-    int64_t* ids = memory.take<int64_t>(num_tokens * model.num_chosen);
-    float* weights = memory.take<float>(num_tokens * model.num_chosen);
+    const int64_t num_folded = layer.shared_kind == kFolded, num_ids = model.num_chosen + num_folded;
+    int64_t* ids = memory.take<int64_t>(num_tokens * num_ids);
+    float* weights = memory.take<float>(num_tokens * num_ids);
     float* y = memory.take<float>(num_tokens * width);
     route(team, x, width, num_tokens, layer.gate, layer.has_bias ? &layer.bias : nullptr, model.num_chosen,
-          static_cast<float>(model.scaling), ids, weights);
-    experts(team, x, width, num_tokens, ids, weights, model.num_chosen, layer.experts, layer.num_experts,
+          static_cast<float>(model.scaling), num_ids, ids, weights);
+    experts(team, x, width, num_tokens, ids, weights, num_ids, layer.experts, layer.num_experts + num_folded,
             model.activation, y, width, false, is_bf16);
-    if (layer.has_shared) {
+    if (layer.shared_kind == kApart) {
         experts(team, x, width, num_tokens, nullptr, nullptr, 1, &layer.shared, 1, model.activation, y, width, true,
                 is_bf16);
     }
@@ -155,7 +159,8 @@ static void decoder_step(Team& team, const Model& model, const Step& step) {
     team.for_each(step.num_logits, [&](int64_t i) { copy_row(x + i * width, h + step.logits_rows[i] * width, width); });
     prefetch_first(team, model.head);
     norm(team, x, width, model.norm, step.hidden, step.num_logits, width, eps, offset, is_bf16);
-    linear(team, step.hidden, width, step.num_logits, &model.head, 1, step.logits, model.head.num_rows, false, false);
+    linear(team, step.hidden, width, step.num_logits, &model.head, 1, false,
+           {step.logits, model.head.num_rows, false, false});
 }
 
 }  // namespace MINNOW_ISA

@@ -75,7 +75,7 @@ class NativeModel:
     def __init__(self, parts: ModelParts) -> None:
         self.parts = parts
         self._tables = [
-            words.pack(*(w for expert in layer.experts for w in words.of_weights(expert))) for layer in parts.layers
+            words.pack(*(w for expert in _table(layer) for w in words.of_weights(expert))) for layer in parts.layers
         ]
         layers = zip(parts.layers, self._tables, strict=True)
         self._layers = words.pack(*(w for layer, table in layers for w in _layer_words(layer, table)))
@@ -97,6 +97,7 @@ class NativeModel:
         slots: Tensor,
         query_start: Tensor,
         block_table: Tensor,
+        prompt_end: Tensor | None,
         logits_rows: Tensor,
         taps: Sequence[tuple[int, Tensor]],
         embeddings: tuple[Tensor, Tensor] | None,
@@ -104,7 +105,8 @@ class NativeModel:
         """Run a step; K/V go to the caches, the residual after a layer to its tap.
 
         Args:
-            ids, positions, query_start: i32; slots, logits_rows: i64; block_table: i32 [S M], rows may lie apart.
+            ids, positions, query_start, prompt_end: i32; slots, logits_rows: i64; block_table: i32 [S M], whose rows
+                may lie apart.
             taps: layer and f32 [T D] to be filled.
             embeddings: rows i64 [X] and f32 [X D] that replace those of the ids.
 
@@ -118,7 +120,7 @@ class NativeModel:
         tap_places = words.pack(*(tap.data_ptr() for _, tap in taps))
         rows, values = (None, None) if embeddings is None else embeddings
         step = words.pack(
-            *words.of_sequences(block_table, query_start, positions),
+            *words.of_sequences(block_table, query_start, positions, prompt_end),
             ids.data_ptr(), slots.data_ptr(),
             num_logits, logits_rows.data_ptr(), hidden.data_ptr(), logits.data_ptr(),
             len(taps), ctypes.addressof(tap_layers), ctypes.addressof(tap_places),
@@ -142,9 +144,22 @@ def _layer_words(layer: LayerParts, table: Words) -> tuple[int, ...]:
         index is not None, len(layer.experts), layer.bias is not None,
         *(_NO_WEIGHT if layer.gate is None else words.of_weight(layer.gate)),
         *(_NO_WEIGHT if layer.bias is None else words.of_weight(layer.bias)),
-        ctypes.addressof(table), layer.shared is not None,
+        ctypes.addressof(table), _shared_kind(layer),
         *(_NO_WEIGHT * 3 if layer.shared is None else words.of_weights(layer.shared)),
     )  # fmt: skip
+
+
+def _shared_kind(layer: LayerParts) -> int:
+    """What cpu.cpp does with a shared expert: 2 where it is like the routed ones, 1 apart, 0 without one."""
+    if layer.shared is None:
+        return 0
+    # Format and shape, the first three words; on a dense layer there is nothing to be like.
+    likes = [[words.of_weight(matrix)[:3] for matrix in expert] for expert in (layer.shared, *layer.experts[:1])]
+    return 2 if len(likes) == 2 and likes[0] == likes[1] else 1
+
+
+def _table(layer: LayerParts) -> tuple[Expert, ...]:
+    return (*layer.experts, layer.shared) if layer.shared and _shared_kind(layer) == 2 else layer.experts
 
 
 def _head_norm_words(norm: Tensor | None, width: int) -> tuple[int, ...]:

@@ -20,11 +20,13 @@ inline int64_t count_chunks(int64_t num_keys) {
 
 struct DenseCall {
     const Sequences* sequences;
-    const Attention* attention;
+    const Attention* attention;  // to prompts, and to what was generated
     const float* q;
     int64_t q_stride;
     float* out;
     int64_t out_stride;
+
+    inline const Attention& way(const Span& span) const { return attention[span.is_generated]; }
 
     inline int64_t num_rows(const Span& span) const { return span.num_tokens * attention->num_heads; }
 
@@ -35,7 +37,8 @@ struct DenseCall {
 
     inline Queries queries(Scratch& scratch, const Span& span, int64_t head) const {
         const int64_t num_heads = attention->num_heads;
-        return take_queries(scratch, *attention->k, span, q, q_stride, head * num_heads, num_heads, attention->is_bf16);
+        return take_queries(scratch, *attention->k, way(span).has_tiles, span, q, q_stride, head * num_heads, num_heads,
+                            attention->is_bf16);
     }
 
     // The keys of a chunk, as far as they lie in its first block.
@@ -65,14 +68,14 @@ struct DenseCall {
             // Positions ascend: the tokens that see any of it are the span's last ones.
             const State seen = state.from((span.num_tokens - num_tokens) * attention->num_heads);
             const int32_t* table = table_of(*sequences, span);
-            attend(team, *attention, queries, tokens, counts, num_tokens, table[start / length], head, start % length,
+            attend(team, way(span), queries, tokens, counts, num_tokens, table[start / length], head, start % length,
                    next < end ? rows_of(*attention->k, table[next / length], head, next % length) : after, tiles, seen);
         }
     }
 
     inline void finish(const Span& span, int64_t head, const State& state) const {
         float* place = out + span.first * out_stride + head * attention->num_heads * attention->k->width;
-        finish_rows(*attention, state, span.num_tokens, place, out_stride);
+        finish_rows(way(span), state, span.num_tokens, place, out_stride);
     }
 };
 
@@ -140,10 +143,14 @@ inline void attend_whole(Team& team, const DenseCall& call, const Spans& spans) 
 
 void dense_attention(Team& team, const Sequences& sequences, const float* q, int64_t q_stride, int64_t num_heads,
                      const Cache& k, const Cache& v, float scale, float* out, int64_t out_stride, bool is_bf16) {
-    const Attention attention = attention_of(k, v, num_heads, scale, is_bf16);
-    const DenseCall call = {&sequences, &attention, q, q_stride, out, out_stride};
+    // A few FP32 rows at a time take less time in registers than in tiles. Which way a token goes depends on its place in
+    // the sequence alone, so that its sums do not depend on the step that it is in.
+    const bool by_tiles = is_bf16 || num_heads / k.num_heads > kFewRows || !has_floats(k.format, k.width);
+    const Attention attention[2] = {attention_of(k, v, num_heads, scale, is_bf16),
+                                    attention_of(k, v, num_heads, scale, is_bf16, by_tiles)};
+    const DenseCall call = {&sequences, attention, q, q_stride, out, out_stride};
     Scratch scratch = team.scratch();
-    const Spans spans = cut(scratch, sequences, larger(1, kSpanRows / attention.num_heads));
+    const Spans spans = cut(scratch, sequences, larger(1, kSpanRows / attention->num_heads));
     int64_t* item_starts = scratch.take<int64_t>(spans.num_spans + 1);
     int64_t* float_starts = scratch.take<int64_t>(spans.num_spans + 1);
     item_starts[0] = float_starts[0] = 0;

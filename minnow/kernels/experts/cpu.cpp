@@ -1,8 +1,7 @@
 // gated feed-forwards of the chosen experts: tokens grouped by expert, gate and up and activation in one pass
 #include "../native/export.h"
-#include "../native/gemm.h"
 #include "../native/half_rows.h"
-#include "../native/matvec.h"
+#include "../native/row_tiles.h"
 
 namespace MINNOW_ISA {
 
@@ -140,32 +139,68 @@ private:
     bool is_bf16_;
 };
 
-// An expert with many tokens: its rows are gathered and go through linear.
-static void many_tokens(Team& team, const Expert& expert, const Groups& groups, int64_t e, const float* x,
-                        int64_t x_stride, const Activation& activation, float* sums, int64_t width, bool is_bf16) {
-    const int64_t first = groups.start[e], count = groups.start[e + 1] - first, inner_width = expert.gate.num_rows;
+#if defined(MINNOW_HAS_AMX)
+static inline bool goes_by_tiles(const Expert& expert) {
+    return is_tiled(expert.gate.format) && expert.up.format == expert.gate.format && is_tiled(expert.down.format);
+}
+
+// An expert in tiles: 32 values of the inner width at a time are activated and packed for the product that follows.
+static void apply_by_tiles(Team& team, const Expert& expert, const float* x, int64_t x_stride, int64_t num_rows,
+                           const Activation& activation, bool is_bf16, const Result& result) {
+    Scratch memory = team.shared();
+    const PackedTiles outer = take_tiles(memory, expert.gate, num_rows, is_bf16);
+    const PackedTiles inner = take_tiles(memory, expert.down, num_rows, is_bf16);
+    pack_rows(team, x, x_stride, outer);
+    team.for_each(inner.num_blocks * outer.num_parts(), [&](int64_t item) {
+        const int64_t block = item % inner.num_blocks, part = item / inner.num_blocks, output = block * kBlock;
+        const int64_t first = outer.first_set(part) * outer.set_rows();
+        const int64_t last = smaller(num_rows, outer.first_set(part + 1) * outer.set_rows());
+        const int64_t end = round_up(last, kTileRows), count = (end - first) * kBlock;
+        Scratch own = team.scratch();
+        float *gate = own.take<float>(count), *up = own.take<float>(count);
+        for (int64_t i = (last - first) * kBlock; i < count; ++i) gate[i] = up[i] = 0.0f;
+        multiply_part(team, outer, part, expert.gate, output, output + kBlock, {gate - first * kBlock, kBlock, false, false});
+        multiply_part(team, outer, part, expert.up, output, output + kBlock, {up - first * kBlock, kBlock, false, false});
+        activate(gate, up, count, activation, is_bf16);
+        for (int64_t row = first; row < end; ++row) inner.pack(gate + (row - first) * kBlock, row, block);
+    });
+    multiply_packed(team, inner, &expert.down, 1, result);
+}
+#endif
+
+// result = an expert's outputs for many rows.
+static void apply(Team& team, const Expert& expert, const float* x, int64_t x_stride, int64_t num_rows,
+                  const Activation& activation, bool is_bf16, const Result& result) {
+#if defined(MINNOW_HAS_AMX)
+    if (goes_by_tiles(expert)) return apply_by_tiles(team, expert, x, x_stride, num_rows, activation, is_bf16, result);
+#endif
+    const int64_t inner_width = expert.gate.num_rows;
     const int64_t stride = round_up(2 * inner_width, kLanes) + kLanes;  // activate works on whole vectors
     Scratch memory = team.shared();
-    float* rows = memory.take<float>(count * width);
-    float* gate = memory.take<float>(count * stride);
+    float* gate = memory.take<float>(num_rows * stride);
+    const Weight both[2] = {expert.gate, expert.up};
+    linear(team, x, x_stride, num_rows, both, 2, is_bf16, {gate, stride, false, is_bf16});
+    team.for_each(num_rows, [&](int64_t i) {
+        float* place = gate + i * stride;
+        activate(place, place + inner_width, round_up(inner_width, kLanes), activation, is_bf16);
+    });
+    linear(team, gate, stride, num_rows, &expert.down, 1, is_bf16, result);
+}
+
+// An expert with many tokens: its rows are gathered.
+static void many_tokens(Team& team, const Expert& expert, const Groups& groups, int64_t e, const float* x,
+                        int64_t x_stride, const Activation& activation, float* sums, int64_t width, bool is_bf16) {
+    const int64_t first = groups.start[e], count = groups.start[e + 1] - first;
+    Scratch memory = team.shared();
+    float *rows = memory.take<float>(count * width), *outputs = memory.take<float>(count * width);
     team.for_each(count, [&](int64_t i) {
         const float* from = x + groups.token[first + i] * x_stride;
         for (int64_t k = 0; k < width; ++k) rows[i * width + k] = from[k];
     });
-    const Weight both[2] = {expert.gate, expert.up};
-    linear(team, rows, width, count, both, 2, gate, stride, false, is_bf16);
-    team.for_each(count, [&](int64_t i) {
-        float* place = gate + i * stride;
-        activate(place, place + inner_width, round_up(inner_width, kLanes), activation, is_bf16);
-    });
-    if (is_bf16) {
-        gemm(team, gate, stride, count, &expert.down, 1, rows, width, false, true, true);  // the sums, not rounded
-    } else {
-        linear(team, gate, stride, count, &expert.down, 1, rows, width, false, false);
-    }
+    apply(team, expert, rows, width, count, activation, is_bf16, {outputs, width, false, false});
     team.for_each(count, [&](int64_t i) {  // a token is in an expert's list once
         float* to = sums + groups.token[first + i] * width;
-        for (int64_t k = 0; k < width; ++k) to[k] += groups.weight[first + i] * rows[i * width + k];
+        for (int64_t k = 0; k < width; ++k) to[k] += groups.weight[first + i] * outputs[i * width + k];
     });
 }
 
@@ -181,6 +216,9 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
              const float* weights, int64_t num_chosen, const Expert* table, int64_t num_experts,
              const Activation& activation, float* y, int64_t y_stride, bool is_added, bool is_bf16) {
     if (num_tokens == 0) return;
+    if (ids == nullptr && num_tokens > few_rows(table[0].gate.format, is_bf16)) {
+        return apply(team, table[0], x, x_stride, num_tokens, activation, is_bf16, {y, y_stride, is_added, is_bf16});
+    }
     if (ids == nullptr) num_chosen = num_experts = 1;
     const int64_t width = table[0].gate.width, inner_width = table[0].gate.num_rows;
     const int64_t num_pairs = num_tokens * num_chosen, inner_stride = round_up(inner_width, kChunk);
@@ -202,28 +240,24 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
     float* packed_inner = memory.take<float>(num_pairs * middle_floats);
     const float** inner_rows = memory.take<const float*>(num_pairs);
     const FewTokens few(table, num_experts, groups, activation, is_bf16);
-    // Else all of them are the one expert's.
-    const bool has_few = ids != nullptr || num_tokens <= few_rows(table[0].gate.format, is_bf16);
     if (team.index == 0) group_by_expert(ids, weights, num_tokens, num_chosen, num_experts, groups);
     team.for_each(num_tokens, [&](int64_t t) {
-        for (int part = 0; part < 2 && has_few; ++part) {
+        for (int part = 0; part < 2; ++part) {
             float* space = packed_x[part] + t * packed_floats(outer[part], width);
             const bool is_packed = part == 1 && is_shared;
             x_rows[part][t] = is_packed ? x_rows[0][t] : pack_row(outer[part], x + t * x_stride, width, space);
         }
         for (int64_t k = 0; k < width; ++k) sums[t * width + k] = 0.0f;
     });
-    if (has_few) {
-        few.gate_and_up(team, outer, x_rows, inner, inner_stride);
-        team.for_each(num_pairs, [&](int64_t i) {  // pairs of experts with many tokens have nothing here
-            inner_rows[i] = pack_row(middle, inner + i * inner_stride, inner_width, packed_inner + i * middle_floats);
-        });
-        const int64_t step = outputs_per_item(table[0].down);
-        team.for_each((width + step - 1) / step, [&](int64_t item) {
-            const int64_t output = item * step, end = output + step < width ? output + step : width;
-            few.down(team, middle, inner_rows, output, end, sums + output, width);
-        });
-    }
+    few.gate_and_up(team, outer, x_rows, inner, inner_stride);
+    team.for_each(num_pairs, [&](int64_t i) {  // pairs of experts with many tokens have nothing here
+        inner_rows[i] = pack_row(middle, inner + i * inner_stride, inner_width, packed_inner + i * middle_floats);
+    });
+    const int64_t step = outputs_per_item(table[0].down);
+    team.for_each((width + step - 1) / step, [&](int64_t item) {
+        const int64_t output = item * step, end = output + step < width ? output + step : width;
+        few.down(team, middle, inner_rows, output, end, sums + output, width);
+    });
     for (int64_t e = 0; e < num_experts; ++e) {
         if (groups.start[e + 1] > groups.start[e] && !few.has(e)) {
             many_tokens(team, table[e], groups, e, x, x_stride, activation, sums, width, is_bf16);

@@ -67,11 +67,13 @@ struct IndexCall {
         }
     }
 
-#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+#if defined(MINNOW_HAS_AMX)
+    static constexpr int64_t kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
+
     // The same by index_amx.h; packed: each four rows. False where scales do not allow it.
     inline bool score_by_groups(const Span& span, const uint16_t* packed, int64_t block, int64_t next,
                                 Scratch& scratch) const {
-        constexpr int64_t kSums = 2 * kTileRows * kTileUnits, kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
+        constexpr int64_t kSums = 2 * kTileRows * kTileUnits;
         const int64_t length = cache->block_length, num_groups = span.num_tokens * num_heads / kIndexRows;
         const int64_t num_keys = count(span, span.num_tokens - 1, block, length);
         const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
@@ -121,13 +123,13 @@ struct IndexCall {
         const int64_t last = smaller(end, position / cache->block_length + 1);  // of the blocks that are seen
         if (first < last) {
             Scratch scratch = team.scratch();
-            const Queries queries = take_queries(scratch, *cache, span, q, q_stride, 0, num_heads, is_bf16);
+            const Queries queries =
+                take_queries(scratch, *cache, has_tiles(*cache), span, q, q_stride, 0, num_heads, is_bf16);
             Keys keys = take_keys(scratch, queries);
             Tiles tiles = {};
             float* s = scratch.take<float>(num_rows * round_up(cache->block_length, kStrip));
-#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+#if defined(MINNOW_HAS_AMX)
             const bool has_groups = has_index_tiles(*cache, is_bf16) && num_heads % kIndexRows == 0;
-            constexpr int64_t kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
             uint16_t* packed = has_groups ? scratch.take<uint16_t>(num_rows / kIndexRows * kPacked) : nullptr;
             for (int64_t row = 0; has_groups && row < num_rows; row += kIndexRows) {
                 const float* from = q + (span.first + row / num_heads) * q_stride + row % num_heads * cache->width;
@@ -136,7 +138,7 @@ struct IndexCall {
 #endif
             for (int64_t block = first; block < last; ++block) {
                 const int64_t next = block + 1 < last ? table_of(*sequences, span)[block + 1] : -1;
-#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+#if defined(MINNOW_HAS_AMX)
                 if (has_groups) {
                     Scratch own = team.scratch();
                     tiles.configure(kTileRows);

@@ -3,34 +3,18 @@
 #include "../native/gemm.h"
 #include "../native/half_rows.h"
 #include "../native/matvec.h"
-#include "../native/tiles_amx.h"
+#include "../native/row_tiles.h"
+#include "../native/tiles.h"
 
 namespace MINNOW_ISA {
 
-void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end, float* y,
-                    int64_t y_stride, bool is_added) {
-    const Sums out = {y, y_stride, is_added};
+void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
+                    const Result& result) {
     if (has_int4_tiles(w.format)) {
-        multiply_digits<Int4Tile>(w, x, num_rows, output, end, out);
+        multiply_digits<Int4Tile>(w, x, num_rows, output, end, result);
     } else {
-        multiply_digits<Int8Tile>(w, x, num_rows, output, end, out);
+        multiply_digits<Int8Tile>(w, x, num_rows, output, end, result);
     }
-}
-
-// Outputs [output, end) of one of several weights, whose own first output is number `start` of all.
-struct Place {
-    const Weight* weight;
-    int64_t start, output, end;
-};
-
-static inline Place find_item(const Weight* weights, int64_t item) {
-    int64_t start = 0;
-    for (; item >= num_items(*weights); ++weights) {
-        item -= num_items(*weights);
-        start += weights->num_rows;
-    }
-    const int64_t output = item * outputs_per_item(*weights), end = output + outputs_per_item(*weights);
-    return {weights, start, output, end < weights->num_rows ? end : weights->num_rows};
 }
 
 static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
@@ -130,95 +114,49 @@ static void multiply_by_tiles(Team& team, const float* x, int64_t x_stride, int6
     });
 }
 
-#if defined(MINNOW_HAS_AMX)
-constexpr int64_t kFewestTileRows = 9;  // of x: fewer take less time one after the other
+// body(weight, its result), one after the other.
+template <class Body>
+static inline void for_weights(const Weight* weights, int64_t num_weights, const Result& result, Body&& body) {
+    int64_t output = 0;
+    for (int64_t i = 0; i < num_weights; output += weights[i].num_rows, ++i) body(weights[i], result.from(0, output));
+}
 
-// Several rows times tiled weights of one format, by AMX.
-template <class Tile, int kDigits>
-static void multiply_by_row_tiles(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
-                                  int64_t num_weights, const Result& result) {
-    using Rows = RowTiles<Tile, kDigits>;
-    constexpr int64_t kPackedBlocks = 8;       // of a group of rows, by one item
-    constexpr int64_t kPanelBytes = 1 << 20;   // of rows that stay in the second cache while outputs go by
-    const int64_t num_blocks = weights[0].width / kBlock, num_groups = (num_rows + kTileRows - 1) / kTileRows;
-    const int64_t num_parts = (num_blocks + kPackedBlocks - 1) / kPackedBlocks;
-    Scratch memory = team.shared();
-    Rows* packed = memory.take<Rows>(num_groups * num_blocks);
-    team.for_each(num_groups * num_parts, [&](int64_t item) {
-        static const float kZeros[kBlock] = {};
-        const int64_t group = item / num_parts, part = item % num_parts;
-        for (int64_t b = part * num_blocks / num_parts; b < (part + 1) * num_blocks / num_parts; ++b) {
-            for (int64_t i = 0; i < kTileRows; ++i) {
-                const int64_t row = group * kTileRows + i;
-                const float* place = row < num_rows ? x + row * x_stride + b * kBlock : kZeros;
-                pack_row_tile(place, i, packed[group * num_blocks + b]);
-            }
-        }
-    });
-    int64_t total = 0;
-    for (int64_t i = 0; i < num_weights; ++i) total += num_items(weights[i]);
-    const int64_t fitting = kPanelBytes / (num_blocks * static_cast<int64_t>(sizeof(Rows)));
-    const int64_t panel_groups = fitting < 1 ? 1 : fitting, num_panels = (num_groups + panel_groups - 1) / panel_groups;
-    team.for_each(total * num_panels, [&](int64_t item) {
-        const int64_t panel = item / total, first = panel * num_groups / num_panels * kTileRows;
-        const int64_t last = (panel + 1) * num_groups / num_panels * kTileRows;
-        const Place place = find_item(weights, item % total);
-        const Result part = result.from(first, place.start + place.output);
-        multiply_row_tiles(team, *place.weight, packed + first / kTileRows * num_blocks,
-                           (last < num_rows ? last : num_rows) - first, place.output, place.end,
-                           {part.y, part.stride, part.is_added});
+// Weights of one format in tiles.
+static void multiply_run(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
+                         int64_t num_weights, [[maybe_unused]] bool is_bf16, const Result& result) {
+#if defined(MINNOW_HAS_AMX)
+    if (num_rows > kFewTiledRows) {
+        Scratch memory = team.shared();
+        const PackedTiles tiles = take_tiles(memory, weights[0], num_rows, is_bf16);
+        pack_rows(team, x, x_stride, tiles);
+        return multiply_packed(team, tiles, weights, num_weights, result);
+    }
+#endif
+    for_weights(weights, num_weights, result, [&](const Weight& w, const Result& its) {
+        multiply_by_tiles(team, x, x_stride, num_rows, w, its);
     });
 }
 
-// Whether it was done: weights in tiles, run by run of one format.
-static bool multiply_by_amx(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
-                            int64_t num_weights, const Result& result) {
-    for (int64_t i = 0; i < num_weights; ++i) {
-        if (!is_tiled(weights[i].format)) return false;
+void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
+            bool is_bf16, const Result& result) {
+    if (num_rows == 0 || num_weights == 0) return;
+    if (num_rows <= few_rows(weights[0].format, is_bf16)) {
+        return multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, result);
     }
     int64_t output = 0;
     for (int64_t i = 0, end; i < num_weights; i = end) {
-        const int64_t format = weights[i].format, first = output;
-        for (end = i; end < num_weights && weights[end].format == format; ++end) output += weights[end].num_rows;
-        const auto multiply = [&](auto tile, auto digits) {
-            multiply_by_row_tiles<decltype(tile), decltype(digits)::kValue>(team, x, x_stride, num_rows, weights + i,
-                                                                            end - i, result.from(0, first));
-        };
-        const auto multiply_digits = [&](auto tile) {
-            switch (num_digits(format)) {
-                case 1: return multiply(tile, Number<1>());
-                case 2: return multiply(tile, Number<2>());
-                default: return multiply(tile, Number<3>());
-            }
-        };
-        if (has_int4_tiles(format)) {
-            multiply_digits(Int4Tile());
+        const int64_t format = weights[i].format;
+        const auto is_alike = [&](const Weight& w) { return is_tiled(format) ? w.format == format : !is_tiled(w.format); };
+        const Result part = result.from(0, output);
+        for (end = i; end < num_weights && is_alike(weights[end]); ++end) output += weights[end].num_rows;
+        if (is_tiled(format)) {
+            multiply_run(team, x, x_stride, num_rows, weights + i, end - i, is_bf16, part);
+        } else if (is_bf16) {
+            gemm(team, x, x_stride, num_rows, weights + i, end - i, true, part);
         } else {
-            multiply_digits(Int8Tile());
-        }
-    }
-    return true;
-}
-#endif
-
-void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
-            float* y, int64_t y_stride, bool is_added, bool is_bf16) {
-    if (num_rows == 0 || num_weights == 0) return;
-#if defined(MINNOW_HAS_AMX)
-    const Result result = {y, y_stride, is_added, is_bf16};
-    if (num_rows >= kFewestTileRows && multiply_by_amx(team, x, x_stride, num_rows, weights, num_weights, result)) return;
-#endif
-    if (num_rows <= few_rows(weights[0].format, is_bf16)) {
-        multiply_by_all(team, x, x_stride, num_rows, weights, num_weights, is_bf16, {y, y_stride, is_added, is_bf16});
-    } else if (is_bf16) {
-        gemm(team, x, x_stride, num_rows, weights, num_weights, y, y_stride, is_added, is_bf16);
-    } else {
-        for (int64_t i = 0; i < num_weights; y += weights[i].num_rows, ++i) {
-            if (is_tiled(weights[i].format)) {
-                multiply_by_tiles(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
-            } else {
-                multiply_by_panels(team, x, x_stride, num_rows, weights[i], {y, y_stride, is_added, false});
-            }
+            for_weights(weights + i, end - i, part, [&](const Weight& w, const Result& its) {
+                multiply_by_panels(team, x, x_stride, num_rows, w, its);
+            });
         }
     }
 }
@@ -234,7 +172,7 @@ MINNOW_EXPORT(linear)
     const int64_t width = list[0].width;
     run(num_rows * y_stride * width > 100'000, [&](Team& team) {
         with_floats(team, x, num_rows * width, y, num_rows * y_stride, is_bf16 != 0, [&](const float* in, float* out) {
-            linear(team, in, width, num_rows, list, num_weights, out, y_stride, false, is_bf16 != 0);
+            linear(team, in, width, num_rows, list, num_weights, is_bf16 != 0, {out, y_stride, false, is_bf16 != 0});
         });
     });
 }

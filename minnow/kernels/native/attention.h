@@ -1,7 +1,8 @@
 // queries against blocks of a paged cache: products, softmax and sums, one panel of keys at a time
 //
 // A panel is a run of at most 128 keys inside one block. What it adds to a row (largest score, sum of weights, weighted
-// values) is kept in a State. What one row computes never depends on the rows beside it.
+// values) is kept in a State. What one row computes never depends on the rows beside it, as long as values are finite:
+// a weight of zero times a NaN is one.
 #pragma once
 
 #include <math.h>
@@ -127,7 +128,7 @@ inline void add_weighted(const float* weights, int64_t num_rows, const Rows& val
 }
 
 // What some rows have seen so far: each one's largest score, sum of weights relative to it, and weighted values, in
-// the order and with the gain of decode_values.
+// the order of decode_values.
 struct State {
     float* largest;
     float* sums;
@@ -185,12 +186,12 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of rows, which factor takes to the base 2, kPanel apart, to weights times 2^lift: row r sees counts[r] of
+// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees counts[r] of
 // num_keys; the others become 0. What the rows have seen so far is taken relative to their new largest scores.
 // kHasTiles: those of attention_amx.h are configured.
 template <bool kHasTiles>
 inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float factor,
-                   float lift, const State& state) {
+                   const State& state) {
     const F scale = broadcast(factor);
     for (int64_t first = 0; first < num_rows; first += kLanes) {
         const int64_t last = smaller(first + kLanes, num_rows);
@@ -212,7 +213,7 @@ inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t nu
         for (int64_t r = first; r < last; ++r) {
             if (kHasTiles && r % 4 == 0) stay_awake();
             float* row = s + r * kPanel;
-            const F shift = broadcast(lift - bases[r - first]);
+            const F shift = broadcast(-bases[r - first]);
             F total = zero();
             for (int64_t i = 0; i < counts[r]; i += kLanes) {
                 const F weight = weight_of(fma(load(row + i), scale, shift));
@@ -259,18 +260,16 @@ struct Attention {
     const Cache* v;
     int64_t num_heads;  // query heads that share a key/value head
     float factor;       // of the products, so that weights are powers of 2
-    float lift;         // weights are 2^lift too large, as values with a gain are too small
     float gain;         // of the result
     bool is_bf16;
     bool has_tiles;     // it goes by attention_amx.h
 };
 
-inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads, float scale, bool is_bf16) {
+inline Attention attention_of(const Cache& k, const Cache& v, int64_t num_heads, float scale, bool is_bf16,
+                              bool by_tiles = true) {
     constexpr double kLog2E = 1.4426950408889634;
-    const bool is_tiled = has_tiles(k) && has_tiles(v);
-    const float gain = is_tiled ? 1.0f : value_gain(v.format, v.width), lift = gain == 1.0f ? 0.0f : 60.0f;
-    return {&k, &v, num_heads / k.num_heads, static_cast<float>(scale * k.global_scale * kLog2E), lift,
-            static_cast<float>(gain * v.global_scale), is_bf16, is_tiled};
+    return {&k, &v, num_heads / k.num_heads, static_cast<float>(scale * k.global_scale * kLog2E),
+            static_cast<float>(v.global_scale), is_bf16, by_tiles && has_tiles(k) && has_tiles(v)};
 }
 
 #if defined(MINNOW_HAS_AMX)
@@ -316,7 +315,7 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
             score_tiles(q + r * queries.stride, queries.num_limbs, keys.width, key_pairs, seen, s, kPanel, tiles.fetch);
             if (!has_values) fill_value_tiles(values, num_keys, value_pairs, tiles.fetch);  // while scores are stored
             has_values = true;
-            soften<true>(s, count, counts, seen, attention.factor, attention.lift, rows);
+            soften<true>(s, count, counts, seen, attention.factor, rows);
             split_weights(s, count, seen, num_limbs, weights);
             add_tiles(weights, num_limbs, value_pairs, seen, width, rows.values, tiles.fetch);
         });
@@ -356,7 +355,7 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
                        s + t * num_heads * kPanel + i, kPanel);
         }
     }
-    soften<false>(s, num_rows, row_counts, num_keys, 1.0f, attention.lift, state);
+    soften<false>(s, num_rows, row_counts, num_keys, 1.0f, state);
     const int64_t num_next = smaller(next.num_rows, kPanel);
     Ahead ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
     const int64_t num_at_once = are_few(values, num_rows) ? kPanel : 2 * kStrip;

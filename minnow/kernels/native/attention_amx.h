@@ -11,7 +11,7 @@
 
 namespace MINNOW_ISA {
 
-#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+#if defined(MINNOW_HAS_AMX)
 
 constexpr int64_t kLimbs = 3;  // of FP32
 constexpr int64_t kRoundedLimbs = 2;  // of weights whose result is rounded to BF16
@@ -88,10 +88,6 @@ inline void pack_query(const float* x, __m512i words, int64_t width, int64_t num
     }
 }
 
-// E4M3 numbers, which no NaN is among, as BF16: the low bytes of words, and the high ones.
-inline __m512i low_e4m3s(__m512i words) { return words_of_e4m3(_mm512_slli_epi16(words, 8), words); }
-inline __m512i high_e4m3s(__m512i words) { return words_of_e4m3(words, _mm512_srli_epi16(words, 8)); }
-
 // A strip of keys, NVFP4 ones with their scales, as pairs[p * 32 + i]; scales: room for those of a strip.
 template <int64_t kFormat>
 inline void fill_key_strip(const Rows& rows, float* scales, float* pairs, Fetch& fetch) {
@@ -149,7 +145,7 @@ inline void read_halves(const Rows& rows, int64_t row, int64_t d, __m512i& large
         out[1] = _mm512_loadu_si512(codes + 2 * d + 64);
     } else {
         const __m512i v = _mm512_loadu_si512(codes + d / 2), table = e2m1_to_bf16_table();
-        const F scale = ValueReader<kNvfp4>::scales_of<uint64_t>(rows.scales_of(row) + d / 16) * broadcast(kE4m3Gain);
+        const F scale = ValueReader<kNvfp4>::scales_of<uint64_t>(rows.scales_of(row) + d / 16);
         for (int j = 0; j < 4; ++j) {
             out[j] = scaled_pairs(_mm512_permutexvar_epi16(_mm512_srli_epi16(v, 4 * j), table), scale);
         }
@@ -290,7 +286,6 @@ struct Tiles {
     int64_t num_rows;
     inline void release() {}
 };
-inline void stay_awake() {}
 inline bool has_tiles(const Cache&) { return false; }
 inline int64_t tile_value_dim(int64_t, int64_t place) { return place; }
 

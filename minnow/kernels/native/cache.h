@@ -14,8 +14,6 @@ namespace MINNOW_ISA {
 constexpr int64_t kStrip = 2 * kLanes;
 constexpr int64_t kPanel = 128;  // keys that are read at once, at the most
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // A number as a type.
 template <int kValue>
@@ -152,7 +150,6 @@ inline void decode_keys(const Rows& rows, float* room, float* keys) {
 
 #if defined(__AVX512F__)
 
-constexpr float kE4m3Gain = 1.329227995784916e36f;  // 2^120
 
 inline bool has_columns(int64_t format, int64_t width) { return width * bits_of(format) % 256 == 0; }
 
@@ -206,23 +203,13 @@ inline __m512i e4m3_largest(__m512i largest, __m512i bytes) {
     return _mm512_max_epu8(largest, _mm512_or_si512(bytes, _mm512_set1_epi8(-128)));
 }
 
-// Byte j of each dword, an E4M3 number but no NaN, times 2^-120: its bits are moved to where FP32 has them.
-template <int kByte>
-inline F small_e4m3(__m512i dwords) {
-    const __m512i top = kByte == 3 ? dwords : _mm512_slli_epi32(dwords, 24 - 8 * kByte);
-    const __m512i mask = _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u));
-    return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_srai_epi32(top, 4), mask))};
-}
-
-// The same of all four bytes; with the shifts of words two bytes share them.
-__attribute__((always_inline)) inline void small_e4m3s(__m512i dwords, F* out) {
-    const __m512i mask = _mm512_set1_epi32(static_cast<int32_t>(0x87f00000u));
-    const auto masked = [&](__m512i v) { return F{_mm512_castsi512_ps(_mm512_and_si512(v, mask))}; };
-    const __m512i odd = _mm512_srai_epi16(dwords, 4), even = _mm512_srai_epi16(_mm512_slli_epi16(dwords, 8), 4);
-    out[0] = masked(_mm512_slli_epi32(even, 16));
-    out[1] = masked(_mm512_slli_epi32(odd, 16));
-    out[2] = masked(even);
-    out[3] = masked(odd);
+// Byte j of each dword, an E4M3 number but no NaN.
+__attribute__((always_inline)) inline void e4m3_floats(__m512i dwords, F* out) {
+    const __m512i low = low_e4m3s(dwords), high = high_e4m3s(dwords), mask = _mm512_set1_epi32(-0x10000);
+    out[0] = {_mm512_castsi512_ps(_mm512_slli_epi32(low, 16))};
+    out[1] = {_mm512_castsi512_ps(_mm512_slli_epi32(high, 16))};
+    out[2] = {_mm512_castsi512_ps(_mm512_and_si512(low, mask))};
+    out[3] = {_mm512_castsi512_ps(_mm512_and_si512(high, mask))};
 }
 
 // The scales of 16 tokens: scales[g * 32 + i] for dims [16g, 16g + 16) of token i.
@@ -245,12 +232,10 @@ inline void decode_scales(const Rows& rows, float* scales) {
         }
         return;
     }
-    const F gain = broadcast(kE4m3Gain);
     for (int64_t g = 0; g < num_groups; g += 4, first = second, scales += 4 * kStrip) {
-        store(scales, small_e4m3<0>(first) * gain);
-        store(scales + kStrip, small_e4m3<1>(first) * gain);
-        store(scales + 2 * kStrip, small_e4m3<2>(first) * gain);
-        store(scales + 3 * kStrip, small_e4m3<3>(first) * gain);
+        F four[4];
+        e4m3_floats(first, four);
+        for (int i = 0; i < 4; ++i) store(scales + i * kStrip, four[i]);
     }
 }
 

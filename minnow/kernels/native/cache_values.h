@@ -1,7 +1,7 @@
 // values of a paged cache, token by token
 //
 // Where the width allows it they are decoded into an order of their own, in which shifts bring them out of dwords;
-// value_dim says which dim stands at a place. E4M3 numbers then come times 2^-120 (value_gain).
+// value_dim says which dim stands at a place.
 #pragma once
 
 #include <math.h>
@@ -21,9 +21,6 @@ inline int64_t value_dim(int64_t format, int64_t width, int64_t place) {
     if (width % 128 == 0) return place / 128 * 128 + 8 * lane + place % 128 / 16;
     return start + lane % 8 * 8 + lane / 8 * 4 + j;
 }
-inline float value_gain(int64_t format, int64_t width) {
-    return format != kBf16 && has_own_order(format, width) ? kE4m3Gain : 1.0f;
-}
 
 // Sixty-four values of a token, places [d, d + 64).
 template <int64_t kFormat>
@@ -36,7 +33,7 @@ struct ValueReader {
         if (kFormat == kFp8) {
             const __m512i v = _mm512_loadu_si512(rows.codes_of(row) + d);
             largest = e4m3_largest(largest, v);
-            small_e4m3s(v, out);
+            e4m3_floats(v, out);
         } else if (kFormat == kBf16) {
             const __m512i mask = _mm512_set1_epi32(-0x10000);
             for (int h = 0; h < 2; ++h) {
@@ -88,7 +85,7 @@ struct ValueReader {
             const __m512i to_low = _mm512_set_epi32(24, 24, 16, 16, 8, 8, 0, 0, 24, 24, 16, 16, 8, 8, 0, 0);
             spread = _mm512_srlv_epi32(_mm512_broadcastd_epi32(packed), to_low);
         }
-        const F scale = small_e4m3<0>(spread);
+        const F scale = {_mm512_castsi512_ps(_mm512_slli_epi32(low_e4m3s(spread), 16))};
         const Bytes low = static_cast<Bytes>(0x0101010101010101), high = static_cast<Bytes>(0x8080808080808080);
         if ((((bytes & ~high) + low) & high) == 0) return scale;
         const __m512i low_byte = _mm512_or_si512(spread, _mm512_set1_epi32(-128));
@@ -129,7 +126,6 @@ inline void decode_in_own_order(const Rows& rows, int64_t num_rows, float* out) 
 
 inline bool has_own_order(int64_t, int64_t) { return false; }
 inline int64_t value_dim(int64_t format, int64_t width, int64_t place) { return row_dim(format, width, place); }
-inline float value_gain(int64_t, int64_t) { return 1.0f; }
 
 #endif
 

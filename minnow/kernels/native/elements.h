@@ -8,11 +8,13 @@
 
 namespace MINNOW_ISA {
 
-// The codes of minnow/kernels/native.py.
 // Into the second cache: the first has too few misses in flight for memory's latency, and is near enough to the second.
 // Always inline, as is what calls nothing else: GCC 12 takes a function that only fetches for one without effect.
 __attribute__((always_inline)) inline void prefetch(const void* place) { __builtin_prefetch(place, 0, 2); }
+// Into the first cache.
+__attribute__((always_inline)) inline void prefetch_near(const void* place) { __builtin_prefetch(place, 0, 3); }
 
+// The codes of minnow/kernels/native.py.
 enum Dtype : int64_t { kFloat32 = 0, kBfloat16 = 1 };
 
 struct Bfloat16 {

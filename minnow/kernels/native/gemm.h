@@ -157,7 +157,7 @@ inline void multiply_blocks(const PackedRows& x, int64_t block, int64_t last, in
 // Blocks [block, last) of x times the panel of outputs that starts at output and stops before end.
 template <class Unit>
 inline void multiply_panel(Scratch& scratch, const PackedRows& x, int64_t block, int64_t last, const Weight& w,
-                           int64_t output, int64_t end, const Results& results) {
+                           int64_t output, int64_t end, const Result& result) {
     constexpr int64_t kOutputs = Unit::kVectors * kLanes, kUnitValues = Unit::kIsPaired ? 2 : 1;
     const int64_t first_place = x.first_row(block);
     float* panel = scratch.take<float>(kMaxPanelUnits * kOutputs);
@@ -176,20 +176,20 @@ inline void multiply_panel(Scratch& scratch, const PackedRows& x, int64_t block,
         const float* place = sums + (row - first_place) * kOutputs;
         for (int64_t i = 0; i < num_rows; ++i) {
             finish_row(place + i * kOutputs, num_outputs, static_cast<float>(w.global_scale),
-                       results.y + (row + i) * results.stride + output, results.is_added, results.is_rounded);
+                       result.from(row + i, output));
         }
     }
 }
 
 // Blocks [block, last) of x times outputs [output, end) of a weight, on the calling thread.
 inline void gemm_blocks(Team& team, const PackedRows& x, int64_t block, int64_t last, const Weight& w, int64_t output,
-                        int64_t end, const Results& results) {
+                        int64_t end, const Result& result) {
     for (; output < end; output += (x.is_paired() ? Paired::kVectors : Single::kVectors) * kLanes) {
         Scratch scratch = team.scratch();
         if (x.is_paired()) {
-            multiply_panel<Paired>(scratch, x, block, last, w, output, end, results);
+            multiply_panel<Paired>(scratch, x, block, last, w, output, end, result);
         } else {
-            multiply_panel<Single>(scratch, x, block, last, w, output, end, results);
+            multiply_panel<Single>(scratch, x, block, last, w, output, end, result);
         }
     }
 }
@@ -202,11 +202,10 @@ inline int64_t num_row_parts(int64_t num_rows, int64_t num_ranges, int64_t num_t
     return parts;
 }
 
-// The contract of linear in operations.h, for any number of rows; meant for more than a few. With keeps_sums, BF16 rows
-// of x give results that are not rounded.
+// The contract of linear in operations.h, for any number of rows; meant for more than a few. is_bf16: x holds BF16
+// values, whatever becomes of the results.
 inline void gemm(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights,
-                 int64_t num_weights, float* y, int64_t y_stride, bool is_added, bool is_bf16,
-                 bool keeps_sums = false) {
+                 int64_t num_weights, bool is_bf16, const Result& result) {
     Scratch shared = team.shared();
     PackedRows packed[5] = {};  // by distance
 #if defined(MINNOW_HAS_AMX)
@@ -247,10 +246,10 @@ inline void gemm(Team& team, const float* x, int64_t x_stride, int64_t num_rows,
             column += w->num_rows;
         }
         const int64_t end = output + step < w->num_rows ? output + step : w->num_rows;
-        const Results results = {y + column, y_stride, is_added, is_bf16 && !keeps_sums};
         const auto multiply = [&](const auto& rows, auto&& gemm_part) {
             const int64_t num_blocks = rows.num_blocks();
-            gemm_part(team, rows, part * num_blocks / parts, (part + 1) * num_blocks / parts, *w, output, end, results);
+            gemm_part(team, rows, part * num_blocks / parts, (part + 1) * num_blocks / parts, *w, output, end,
+                      result.from(0, column));
         };
 #if defined(MINNOW_HAS_AMX)
         if (is_bf16 && is_exact_in_bf16(w->format)) return multiply(tiled[is_split_format(w->format)], gemm_tiles);

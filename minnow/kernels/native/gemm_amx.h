@@ -2,15 +2,16 @@
 //
 // Tiles are per thread and must be configured on it. The instructions are written out: GCC 12's intrinsics declare
 // neither the whole configuration nor the memory that tiles are loaded from. MINNOW_AMX_EMULATED, for tests on other
-// processors, puts plain C++ in their place.
+// processors with AVX-512, puts plain C++ in their place.
 #pragma once
 
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "elements.h"
 
-#if defined(__AMX_BF16__) || defined(MINNOW_AMX_EMULATED)
+#if (defined(__AMX_BF16__) || defined(MINNOW_AMX_EMULATED)) && defined(__AVX512BF16__)
 #define MINNOW_HAS_AMX 1
 
 namespace MINNOW_ISA {
@@ -149,12 +150,21 @@ inline void tile_add_products() {
 // long to wake up; that which multiplies 512 bits does, too, and tiles are stored through it. Products that nobody reads
 // keep both awake (docs/experiments/2026-11-30-amx.md). Tiles 3, 5 and 7 must be whole, and free.
 inline void stay_awake() {
-#if !defined(MINNOW_AMX_EMULATED)
+#if defined(MINNOW_AMX_EMULATED)
+    if (tile_depth() != kTileUnits) abort();
+    memset(&tile(3), 0xff, sizeof(TileMemory));  // NaN: whoever needs it will notice
+#else
     tile_add_products<3, 5, 7>();
     asm volatile("vfmadd231ps %%zmm31, %%zmm31, %%zmm31" ::: "xmm31");
 #endif
 }
 
+}  // namespace MINNOW_ISA
+
+#else
+
+namespace MINNOW_ISA {
+inline void stay_awake() {}
 }  // namespace MINNOW_ISA
 
 #endif

@@ -11,17 +11,6 @@ constexpr int64_t kColumnBytes = 32;  // of a row that are read at once
 
 #if defined(__AVX512BF16__)
 
-// The high byte of each word, an E4M3 number but no NaN, as BF16. low_bits: the same bytes in bits 0 to 7.
-inline __m512i words_of_e4m3(__m512i words, __m512i low_bits) {
-    // Subnormals m * 2^-9 for m below 8; the rest only needs another exponent bias.
-    const __m512i table = _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000);
-    __m512i bits = _mm512_and_si512(_mm512_srli_epi16(words, 4), _mm512_set1_epi16(0x07f0));
-    bits = _mm512_add_epi16(bits, _mm512_set1_epi16(120 << 7));
-    const __mmask32 is_small = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x7800));
-    bits = _mm512_mask_permutexvar_epi16(bits, is_small, low_bits, table);
-    return _mm512_ternarylogic_epi64(bits, words, _mm512_set1_epi16(-0x8000), 0xf8);  // with the sign
-}
-
 inline __m512i scaled_pairs(__m512i pairs, F scale) {
     const __m512i high_mask = _mm512_set1_epi32(-0x10000);
     const F low = F{_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))} * scale;

@@ -8,11 +8,8 @@
 #include "gemm_amx.h"
 #include "gemm_columns.h"
 
-#if defined(__AVX512BF16__)
-#include "matvec_bf16.h"
-#endif
-
 #if defined(MINNOW_HAS_AMX)
+#include "matvec_bf16.h"
 
 namespace MINNOW_ISA {
 
@@ -45,7 +42,6 @@ inline int64_t split_place(int64_t i) { return i / 128 * 128 + i % kTileValues *
 
 // A panel's values of one row of x; out [group][16 units].
 inline void pair_row(const TiledRows& rows, int64_t num_groups, const float* x, float* out) {
-#if defined(__AVX512BF16__)
     __m512i words[kPanelValues / kTileValues];
     for (int64_t g = 0; g < num_groups; ++g, x += kTileValues) {
         words[g] = (__m512i)_mm512_cvtne2ps_pbh(load(x + kLanes).v, load(x).v);
@@ -53,10 +49,6 @@ inline void pair_row(const TiledRows& rows, int64_t num_groups, const float* x, 
     for (int64_t g = 0; g < num_groups; ++g) {
         _mm512_storeu_si512(out + g * kTileUnits, rows.is_split ? every_fourth(words + g / 4 * 4, g % 4) : words[g]);
     }
-#else
-    Bfloat16* halves = reinterpret_cast<Bfloat16*>(out);
-    for (int64_t i = 0; i < num_groups * kTileValues; ++i) store(halves + i, x[rows.is_split ? split_place(i) : i]);
-#endif
 }
 
 // Pack a panel of a block of rows that lie x_stride apart.
@@ -75,8 +67,6 @@ inline void pack_tiles(const TiledRows& rows, int64_t panel, int64_t block, cons
         store_transposed(units, place, kTileRows);
     }
 }
-
-#if defined(__AVX512BF16__)
 
 constexpr int kPowerBias = 104;  // the least power of two that a block of MXFP8 may have here, negated
 
@@ -156,15 +146,6 @@ inline bool decode_row(const Weight& w, int64_t row, int64_t start, int64_t num_
     }
     return decode_row<kFormat>(codes, scales, num_groups, out);
 }
-
-#else
-
-template <int64_t kFormat>
-inline bool decode_row(const Weight&, int64_t, int64_t, int64_t, float*) {
-    return false;
-}
-
-#endif
 
 // The same for any number, slowly.
 inline void decode_any_row(const Weight& w, int64_t row, int64_t start, int64_t num_groups, bool is_split, float* out) {
@@ -246,7 +227,7 @@ inline void multiply_tiles(const float* panel, const float* x, int64_t num_group
 // Blocks [block, last) of x times outputs [output, end) of a weight, on the calling thread.
 template <int64_t kFormat>
 inline void multiply_tiled_rows(Team& team, const TiledRows& x, int64_t block, int64_t last, const Weight& w,
-                                int64_t output, int64_t end, const Results& results) {
+                                int64_t output, int64_t end, const Result& result) {
     const int64_t num_blocks = last - block, half_stride = num_blocks * kTileFloats, num_outputs = end - output;
     const int64_t num_halves = round_up(num_outputs, kPairOutputs) / kTileRows;
     Scratch scratch = team.scratch();
@@ -281,21 +262,20 @@ inline void multiply_tiled_rows(Team& team, const TiledRows& x, int64_t block, i
             store_transposed(columns, rows, kTileRows);
             for (int64_t i = 0; i < num_rows; ++i) {
                 finish_row(rows + i * kTileRows, num_outputs - o < kTileRows ? num_outputs - o : kTileRows,
-                           static_cast<float>(w.global_scale), results.y + (row + i) * results.stride + output + o,
-                           results.is_added, results.is_rounded);
+                           static_cast<float>(w.global_scale), result.from(row + i, output + o));
             }
         }
     }
 }
 
 inline void gemm_tiles(Team& team, const TiledRows& x, int64_t block, int64_t last, const Weight& w, int64_t output,
-                       int64_t end, const Results& results) {
+                       int64_t end, const Result& result) {
     const auto multiply = w.format == kBf16    ? multiply_tiled_rows<kBf16>
                           : w.format == kFp8   ? multiply_tiled_rows<kFp8>
                           : w.format == kMxfp8 ? multiply_tiled_rows<kMxfp8>
                           : w.format == kNvfp4 ? multiply_tiled_rows<kNvfp4>
                                                : multiply_tiled_rows<kMxfp4>;
-    multiply(team, x, block, last, w, output, end, results);
+    multiply(team, x, block, last, w, output, end, result);
 }
 
 }  // namespace MINNOW_ISA

@@ -8,7 +8,24 @@
 
 namespace MINNOW_ISA {
 
-inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+#if defined(__AVX512F__)
+
+// The high byte of each word, an E4M3 number but no NaN, as BF16. low_bits: the same bytes in bits 0 to 7.
+inline __m512i words_of_e4m3(__m512i words, __m512i low_bits) {
+    // Subnormals m * 2^-9 for m below 8; the rest only needs another exponent bias.
+    const __m512i table = _mm512_set_epi64(0, 0, 0, 0, 0, 0, 0x3c603c403c203c00, 0x3bc03b803b000000);
+    __m512i bits = _mm512_and_si512(_mm512_srli_epi16(words, 4), _mm512_set1_epi16(0x07f0));
+    bits = _mm512_add_epi16(bits, _mm512_set1_epi16(120 << 7));
+    const __mmask32 is_small = _mm512_testn_epi16_mask(words, _mm512_set1_epi16(0x7800));
+    bits = _mm512_mask_permutexvar_epi16(bits, is_small, low_bits, table);
+    return _mm512_ternarylogic_epi64(bits, words, _mm512_set1_epi16(-0x8000), 0xf8);  // with the sign
+}
+
+// Bytes 0 and 2 of dwords as BF16, and bytes 1 and 3.
+inline __m512i low_e4m3s(__m512i words) { return words_of_e4m3(_mm512_slli_epi16(words, 8), words); }
+inline __m512i high_e4m3s(__m512i words) { return words_of_e4m3(words, _mm512_srli_epi16(words, 8)); }
+
+#endif
 
 // Column j of the 16 x 16 units in rows goes to place + j * stride.
 #if defined(__AVX512F__)
@@ -123,21 +140,11 @@ inline F load_units(const float* place, bool is_paired, const PairOrder& order) 
     return is_paired ? order.pair_up(place) : load(place);
 }
 
-// Where the products go: y is row 0, output 0; added to what is there, and rounded to BF16.
-struct Results {
-    float* y;
-    int64_t stride;
-    bool is_added;
-    bool is_rounded;
-};
-
 // One row's sums of a panel become results.
-inline void finish_row(const float* sums, int64_t num_outputs, float factor, float* y, bool is_added, bool is_rounded) {
+inline void finish_row(const float* sums, int64_t num_outputs, float factor, const Result& result) {
+    float* y = result.y;
     const auto finished = [&](const float* from, const float* old) {
-        F value = load(from) * broadcast(factor);
-        if (is_rounded) value = round_bf16(value);
-        if (is_added) value = load(old) + value;
-        return is_added && is_rounded ? round_bf16(value) : value;
+        return result.finished(load(from) * broadcast(factor), old);
     };
     int64_t o = 0;
     for (; o + kLanes <= num_outputs; o += kLanes) store(y + o, finished(sums + o, y + o));

@@ -8,7 +8,7 @@
 
 namespace MINNOW_ISA {
 
-#if defined(MINNOW_HAS_AMX) && defined(__AVX512BF16__)
+#if defined(MINNOW_HAS_AMX)
 
 constexpr int64_t kIndexRows = 4, kIndexWidth = 128, kIndexGroups = kIndexWidth / 16;
 constexpr int64_t kIndexTiles = 4;  // each two nibbles of the words of four groups

@@ -1,7 +1,4 @@
 // keys as FP32, for queries that are: taken out of the dwords of FP8 and BF16 keys, in registers or in a tile
-//
-// E4M3 numbers come times 2^-120, as shifts leave them. Queries are 2^60 times too large to make up for half of it, so
-// that neither products nor sums lose bits; the factor of the products makes up for the rest.
 #pragma once
 
 #include <math.h>
@@ -15,7 +12,6 @@ namespace MINNOW_ISA {
 inline bool has_floats(int64_t format, int64_t width) {
     return (format == kFp8 || format == kBf16) && has_columns(format, width);
 }
-inline float query_gain(int64_t format) { return format == kFp8 ? 1.152921504606846976e18f : 1.0f; }
 
 // The dims of sixteen keys, which a dword of each holds.
 template <int64_t kFormat>
@@ -26,7 +22,7 @@ struct Widener {
     __attribute__((always_inline)) inline void widen(__m512i column, F* out) {
         if (kFormat == kFp8) {
             largest = e4m3_largest(largest, column);
-            small_e4m3s(column, out);
+            e4m3_floats(column, out);
         } else {
             out[0] = {_mm512_castsi512_ps(_mm512_slli_epi32(column, 16))};
             out[1] = {_mm512_castsi512_ps(_mm512_and_si512(column, _mm512_set1_epi32(-0x10000)))};
@@ -101,7 +97,6 @@ __attribute__((noinline)) inline bool few_float_products(const Rows& keys, int64
 #else
 
 inline bool has_floats(int64_t, int64_t) { return false; }
-inline float query_gain(int64_t) { return 1.0f; }
 
 #endif
 

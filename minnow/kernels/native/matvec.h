@@ -4,15 +4,21 @@
 #pragma once
 
 #include "fixed_point.h"
+#include "gemm_amx.h"
 #include "weight.h"
 
 namespace MINNOW_ISA {
 
 constexpr int64_t kMaxFewRows = 16;
 
+#if defined(MINNOW_HAS_AMX)
+constexpr int64_t kFewTiledRows = 8;  // more of them take less time by AMX
+#endif
+
 // Rows up to which each weight is decoded for a few rows at a time; more go through panels (gemm.h).
 inline int64_t few_rows([[maybe_unused]] int64_t format, [[maybe_unused]] bool is_bf16) {
-#if defined(__AMX_BF16__)
+#if defined(MINNOW_HAS_AMX)
+    if (is_tiled(format)) return kFewTiledRows;
     if (is_bf16 && is_exact_in_bf16(format)) return 2;
 #endif
 #if defined(__AVX512BF16__)
@@ -155,25 +161,6 @@ inline const float* pack_row(Order order, const float* x, int64_t width, float* 
     return x;
 }
 
-// What becomes of a sum: rounded where activations are BF16, and added to what is there for a residual.
-struct Result {
-    float* y;
-    int64_t stride;
-    bool is_added;
-    bool is_bf16;
-
-    // The same with another first row and output.
-    inline Result from(int64_t row, int64_t output) const {
-        return {y + row * stride + output, stride, is_added, is_bf16};
-    }
-    inline void operator()(int64_t row, int64_t output, float value) const {
-        float* place = y + row * stride + output;
-        value = is_bf16 ? round_to_bf16(value) : value;
-        if (is_added) value = is_bf16 ? round_to_bf16(*place + value) : *place + value;
-        *place = value;
-    }
-};
-
 // What whole chunks leave of the width.
 template <class Reader>
 inline float tail(const Reader& reader, const float* x, int64_t width) {
@@ -250,7 +237,7 @@ inline void multiply_groups(Team& team, const Reader& reader, const float* const
 
 inline void put_tiled(Team&, const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
                       const Result& result) {
-    multiply_tiled(w, x, num_rows, output, end, result.y + output, result.stride, result.is_added);
+    multiply_tiled(w, x, num_rows, output, end, result.from(0, output));
 }
 
 template <class Put>
@@ -259,7 +246,7 @@ inline void put_tiled(Team& team, const Weight& w, const float* const* x, int64_
     const int64_t num_outputs = end - output;
     Scratch memory = team.scratch();
     float* sums = memory.take<float>(num_rows * num_outputs);
-    multiply_tiled(w, x, num_rows, output, end, sums, num_outputs, false);
+    multiply_tiled(w, x, num_rows, output, end, {sums, num_outputs, false, false});
     for (int64_t row = 0; row < num_rows; ++row) {
         for (int64_t i = 0; i < num_outputs; ++i) put(row, output + i, sums[row * num_outputs + i]);
     }
@@ -308,5 +295,21 @@ __attribute__((always_inline)) inline void prefetch_first(const Team& team, cons
 }
 
 inline int64_t num_items(const Weight& w) { return (w.num_rows + outputs_per_item(w) - 1) / outputs_per_item(w); }
+
+// Outputs [output, end) of one of several weights, whose own first output is number `start` of all.
+struct Place {
+    const Weight* weight;
+    int64_t start, output, end;
+};
+
+inline Place find_item(const Weight* weights, int64_t item) {
+    int64_t start = 0;
+    for (; item >= num_items(*weights); ++weights) {
+        item -= num_items(*weights);
+        start += weights->num_rows;
+    }
+    const int64_t output = item * outputs_per_item(*weights), end = output + outputs_per_item(*weights);
+    return {weights, start, output, end < weights->num_rows ? end : weights->num_rows};
+}
 
 }  // namespace MINNOW_ISA

@@ -7,6 +7,7 @@
 
 #include <stdint.h>
 
+#include "simd.h"
 #include "threads.h"
 
 namespace MINNOW_ISA {
@@ -50,6 +51,7 @@ struct Sequences {
     const int32_t* block_table;   // [S M]; entries past a sequence's end may hold anything
     const int32_t* query_start;   // [S + 1]
     const int32_t* positions;     // [T]
+    const int32_t* prompt_end;    // [S], the position at which what was generated begins; null: all is prompt
 };
 
 struct Activation {
@@ -67,14 +69,39 @@ void embed(Team& team, const int32_t* ids, int64_t num_tokens, const Weight& tab
 void norm(Team& team, const float* x, int64_t x_stride, const Weight& w, float* y, int64_t num_rows, int64_t width,
           float eps, float offset, bool is_bf16);
 
-// y [num_rows, end - output]: packed rows of x times outputs [output, end) of a tiled weight, by the calling thread alone;
-// added to what is there if `is_added`.
-void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end, float* y,
-                    int64_t y_stride, bool is_added);
+// Where products go: y is row 0, output 0. They are rounded where results are BF16, and added to what is there for a
+// residual.
+struct Result {
+    float* y;
+    int64_t stride;
+    bool is_added;
+    bool is_bf16;
 
-// y[t, :] = x[t, :] @ concat(weights)^T; added to what is there if `is_added` (a residual).
+    // The same with another first row and output.
+    inline Result from(int64_t row, int64_t output) const {
+        return {y + row * stride + output, stride, is_added, is_bf16};
+    }
+    inline void operator()(int64_t row, int64_t output, float value) const {
+        float* place = y + row * stride + output;
+        value = is_bf16 ? round_to_bf16(value) : value;
+        if (is_added) value = is_bf16 ? round_to_bf16(*place + value) : *place + value;
+        *place = value;
+    }
+    // Sixteen of them; old: what is there.
+    inline F finished(F value, const float* old) const {
+        if (is_bf16) value = round_bf16(value);
+        if (is_added) value = load(old) + value;
+        return is_added && is_bf16 ? round_bf16(value) : value;
+    }
+};
+
+// Packed rows of x times outputs [output, end) of a tiled weight, by the calling thread alone; result: from output on.
+void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
+                    const Result& result);
+
+// result[t, :] = x[t, :] @ concat(weights)^T. is_bf16: x holds BF16 values.
 void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,
-            float* y, int64_t y_stride, bool is_added, bool is_bf16);
+            bool is_bf16, const Result& result);
 
 // One head part of a fused projection: its columns, norm (codes null: none) and where its rows go.
 struct HeadPart {
@@ -106,9 +133,9 @@ void sparse_attention(Team& team, const Sequences& sequences, const float* q, in
                       const Cache& k, const Cache& v, const int32_t* blocks, int64_t num_blocks, float scale,
                       float* out, int64_t out_stride, bool is_bf16);
 
-// ids [T A], weights [T A].
+// ids, weights [T num_ids]: the chosen experts; then those behind the routed ones, with weight 1.
 void route(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, const Weight& gate, const Weight* bias,
-           int64_t num_experts, float scaling, int64_t* ids, float* weights);
+           int64_t num_experts, float scaling, int64_t num_ids, int64_t* ids, float* weights);
 
 // y[t, :] (+)= sum of weights[t, a] * expert(ids[t, a]); ids null: every token through table[0] with weight 1.
 void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, const int64_t* ids,

@@ -18,9 +18,10 @@ constexpr int kProductRows = 3, kProductVectors = 1, kFewRows = 0;
 constexpr int kProductRows = 2, kProductVectors = 1, kFewRows = 0;
 #endif
 
-// Some tokens of one sequence, rows [first, first + num_tokens) of the step.
+// Some tokens of one sequence, rows [first, first + num_tokens) of the step: of its prompt, or of what was generated.
 struct Span {
     int64_t sequence, first, num_tokens;
+    bool is_generated;
 };
 
 struct Spans {
@@ -30,11 +31,16 @@ struct Spans {
 
 inline Spans cut(Scratch& scratch, const Sequences& sequences, int64_t max_tokens) {
     const int32_t* start = sequences.query_start;
-    Span* spans = scratch.take<Span>(sequences.num_tokens / max_tokens + sequences.num_sequences);
+    Span* spans = scratch.take<Span>(sequences.num_tokens / max_tokens + 2 * sequences.num_sequences);
     int64_t num_spans = 0;
     for (int64_t s = 0; s < sequences.num_sequences; ++s) {
-        for (int64_t first = start[s]; first < start[s + 1]; first += max_tokens) {
-            spans[num_spans++] = {s, first, smaller(max_tokens, start[s + 1] - first)};
+        const int64_t count = start[s + 1] - start[s];
+        const bool has_end = sequences.prompt_end != nullptr && count > 0;
+        const int64_t left = has_end ? sequences.prompt_end[s] - sequences.positions[start[s]] : count;
+        const int64_t end = start[s] + larger(0, smaller(left, count));
+        for (int64_t first = start[s], next; first < start[s + 1]; first = next) {
+            next = smaller(first + max_tokens, first < end ? end : start[s + 1]);
+            spans[num_spans++] = {s, first, next - first, first >= end};
         }
     }
     return {spans, num_spans};
@@ -45,24 +51,24 @@ inline const int32_t* table_of(const Sequences& sequences, const Span& span) {
 }
 
 // The query rows of a span that share a key head, in the form that the products want: FP32 at the places of
-// decode_row (or of key_floats.h, with its gain), or, in the same four bytes, pairs of BF16 in the order of the keys'
+// decode_row (or of key_floats.h), or, in the same four bytes, pairs of BF16 in the order of the keys'
 // pairs.
 struct Queries {
     const Cache* cache;  // of the keys
     int64_t num_limbs;   // of attention_amx.h; 0: by other means
     bool is_paired;
     bool has_floats;  // the keys are read as key_floats.h has it
-    float gain;       // of the rows, and of the factor of their products
     int64_t stride;
     float* rows;
 };
 
-// Heads [head, head + num_heads) of each token, which lie q_stride floats apart. is_bf16: they hold BF16 values.
-inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& span, const float* q, int64_t q_stride,
-                            int64_t head, int64_t num_heads, bool is_bf16) {
+// Heads [head, head + num_heads) of each token, which lie q_stride floats apart. is_bf16: they hold BF16 values. by_tiles:
+// they meet the keys in attention_amx.h.
+inline Queries take_queries(Scratch& scratch, const Cache& cache, [[maybe_unused]] bool by_tiles, const Span& span,
+                            const float* q, int64_t q_stride, int64_t head, int64_t num_heads, bool is_bf16) {
     const int64_t format = cache.format, width = cache.width, num_rows = span.num_tokens * num_heads;
 #if defined(MINNOW_HAS_AMX)
-    if (has_tiles(cache)) {
+    if (by_tiles) {
         const int64_t num_limbs = is_bf16 ? 1 : kLimbs, stride = num_limbs * width / 2;
         float* place = scratch.take<float>(num_rows * stride);
         const __m512i words = pair_words(format);
@@ -70,18 +76,17 @@ inline Queries take_queries(Scratch& scratch, const Cache& cache, const Span& sp
             const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
             pack_query(from, words, width, num_limbs, place + row * stride);
         }
-        return {&cache, num_limbs, true, false, 1.0f, stride, place};
+        return {&cache, num_limbs, true, false, stride, place};
     }
 #endif
     const bool is_paired = is_bf16 && has_pairs(format, width), is_float = !is_paired && has_floats(format, width);
-    const float gain = is_float ? query_gain(format) : 1.0f;
     const int64_t stride = is_paired ? width / 2 : round_up(width, kLanes);
     float* place = scratch.take<float>(num_rows * stride);
-    const Queries queries = {&cache, 0, is_paired, is_float, gain, stride, place};
+    const Queries queries = {&cache, 0, is_paired, is_float, stride, place};
     for (int64_t row = 0; row < num_rows; ++row, place += stride) {
         const float* from = q + (span.first + row / num_heads) * q_stride + (head + row % num_heads) * width;
         if (is_float) {
-            for (int64_t d = 0; d < width; d += kLanes) store(place + d, load(from + d) * broadcast(gain));
+            for (int64_t d = 0; d < width; d += kLanes) store(place + d, load(from + d));
             continue;
         }
         for (int64_t p = 0; p < stride; ++p) {
@@ -193,7 +198,6 @@ inline void score_keys(const Queries& queries, int64_t first, int64_t num_rows, 
                        int64_t s_stride) {
     const float* q = queries.rows + first * queries.stride;
     const int64_t stride = queries.stride;
-    factor *= queries.gain;
 #if defined(__AVX512BF16__)
     const int64_t format = keys.rows.format;
     if (queries.is_paired && !keys.has_tile) {

@@ -15,6 +15,10 @@
 
 namespace MINNOW_ISA {
 
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
 constexpr int64_t kLanes = 16;
 
 #if defined(__AVX512F__)

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int64_t kMaxThreads = 512;
 constexpr int64_t kPageBytes = int64_t{2} << 20;  // a huge one; the first chunk of a list is as large
-// Waits shorter than a futex's round trip (some 50 us) are spun through; a thread whose partner lost its core sleeps.
+// Waits shorter than a futex's round trip (some 50 us) are spun through; a thread whose partner lost its core sleeps. A
+// team of more threads than CPUs does not spin: it would keep away those that it waits for.
 constexpr int64_t kBarrierSpinNs = 60'000;
 constexpr int64_t kIdleSpinNs = 200'000;
 constexpr int kPausesPerLook = 32;
@@ -45,6 +46,7 @@ struct Team {
     alignas(64) int64_t next_item;
     alignas(64) int64_t num_threads;  // the caller among them
     bool has_workers;  // the child of a fork has none yet
+    bool may_spin;
     minnow_body body;
     void* context;
     bool is_stopping;
@@ -58,6 +60,7 @@ Team team;
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;    // one run at a time
 pthread_mutex_t growth = PTHREAD_MUTEX_INITIALIZER;  // of a list
 pthread_key_t when_thread_ends;
+int64_t num_cpus;  // that the process had when it loaded this
 __thread Chunk lone[2];  // heads of a thread that runs alone: its own list, and what it shares with nobody
 
 inline void pause_briefly() {
@@ -80,8 +83,8 @@ void wait_for_change(Gate& gate, uint32_t old, int64_t spin_ns) {
         if (__atomic_load_n(&gate.word.value, __ATOMIC_ACQUIRE) != old) return;
         pause_briefly();
     }
-    const int64_t until = now_ns() + spin_ns;
-    while (now_ns() < until) {
+    const int64_t until = team.may_spin ? now_ns() + spin_ns : 0;
+    while (team.may_spin && now_ns() < until) {
         for (int i = 0; i < kPausesPerLook; ++i) {
             if (__atomic_load_n(&gate.word.value, __ATOMIC_ACQUIRE) != old) return;
             pause_briefly();
@@ -199,6 +202,8 @@ void begin_child() {
 }
 
 __attribute__((constructor)) void begin_process() {
+    cpu_set_t allowed;  // of more CPUs than it can hold nothing is known
+    num_cpus = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : kMaxThreads;
     if (pthread_key_create(&when_thread_ends, free_lone) != 0) abort();  // no memory for some bytes
     if (pthread_atfork(nullptr, nullptr, begin_child) != 0) abort();
 }
@@ -226,6 +231,7 @@ extern "C" __attribute__((visibility("default"))) void minnow_set_threads(int64_
     pthread_mutex_lock(&lock);
     stop_workers();
     for (int64_t i = 0; i < num_threads; ++i) team.cpus[i] = cpus == nullptr ? -1 : cpus[i];
+    team.may_spin = num_threads <= num_cpus;
     start_workers(num_threads);
     pthread_mutex_unlock(&lock);
 }

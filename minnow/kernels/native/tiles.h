@@ -180,17 +180,10 @@ inline F value_of(const I* sums) {
     return fma(high, broadcast(256.0f), to_floats(sums[kDigits - 1]));
 }
 
-// Where sums go, and whether they are added to what is there.
-struct Sums {
-    float* y;
-    int64_t stride;
-    bool is_added;
-};
-
 // kRows rows of x times kTiles tiles, which lie tile_bytes apart. has_next: fetch what lies kPrefetchBytes ahead.
 template <class Tile, int kDigits, int kRows, int kTiles>
 inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const FixedBlock<kDigits>* const* x,
-                           int64_t num_blocks, bool has_next, const Sums& out) {
+                           int64_t num_blocks, bool has_next, const Result& result) {
     F total[kTiles][kRows];
 #pragma GCC unroll 2
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -254,8 +247,8 @@ inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Fixed
     for (int tile = 0; tile < kTiles; ++tile) {
 #pragma GCC unroll 12
         for (int row = 0; row < kRows; ++row) {
-            float* place = out.y + row * out.stride + tile * kLanes;
-            store(place, out.is_added ? load(place) + total[tile][row] : total[tile][row]);
+            float* place = result.y + row * result.stride + tile * kLanes;
+            store(place, result.finished(total[tile][row], place));
         }
     }
 }
@@ -263,7 +256,7 @@ inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Fixed
 // Rows of x in fixed point times outputs [output, end), multiples of sixteen.
 template <class Tile, int kDigits>
 inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                             Sums out) {
+                             Result result) {
     constexpr int kRows = rows_at_once<kDigits>();
     const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes;
     const FixedBlock<kDigits>* const* rows = reinterpret_cast<const FixedBlock<kDigits>* const*>(x);
@@ -275,7 +268,7 @@ inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num
             const auto some = [&](auto count, auto num_tiles) {
                 constexpr int kCount = decltype(count)::kValue, kTiles = decltype(num_tiles)::kValue;
                 multiply_tiles<Tile, kDigits, kCount, kTiles>(tiles, tile_bytes, rows + row, num_blocks, row == 0,
-                                                              {out.y + row * out.stride, out.stride, out.is_added});
+                                                              result.from(row, 0));
                 row += kCount;
             };
             const Number<kTilesAtOnce> all;
@@ -287,17 +280,17 @@ inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num
         }
         const int64_t step = is_full ? kTilesAtOnce * kLanes : kLanes;
         output += step;
-        out.y += step;
+        result.y += step;
     }
 }
 
 template <class Tile>
 inline void multiply_digits(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                            const Sums& out) {
+                            const Result& result) {
     switch (num_digits(w.format)) {
-        case 1: return multiply_outputs<Tile, 1>(w, x, num_rows, output, end, out);
-        case 2: return multiply_outputs<Tile, 2>(w, x, num_rows, output, end, out);
-        default: return multiply_outputs<Tile, 3>(w, x, num_rows, output, end, out);
+        case 1: return multiply_outputs<Tile, 1>(w, x, num_rows, output, end, result);
+        case 2: return multiply_outputs<Tile, 2>(w, x, num_rows, output, end, result);
+        default: return multiply_outputs<Tile, 3>(w, x, num_rows, output, end, result);
     }
 }
 

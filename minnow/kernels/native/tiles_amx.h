@@ -23,7 +23,8 @@ struct RowTiles {
 
 // Row `row` of a block; x [32].
 template <class Tile, int kDigits>
-inline void pack_row_tile(const float* x, int64_t row, RowTiles<Tile, kDigits>& out) {
+inline void pack_row_tile(const float* x, int64_t row, void* block) {
+    RowTiles<Tile, kDigits>& out = *static_cast<RowTiles<Tile, kDigits>*>(block);
     constexpr int kParts = RowTiles<Tile, kDigits>::kParts;
     int32_t numbers[kBlock];
     const Scaled scaled = to_whole<kDigits>(x, numbers);
@@ -155,8 +156,9 @@ constexpr int64_t kPanelBlocks = 9;  // of two tiles, and of a group of rows: th
 
 // Groups of sixteen rows, num_blocks blocks each, times outputs [output, end) of a weight, on the calling thread.
 template <class Tile, int kDigits>
-inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile, kDigits>* x, int64_t num_rows,
-                               int64_t output, int64_t end, const Sums& out) {
+inline void multiply_row_tiles(Team& team, const Weight& w, const void* rows, int64_t num_rows, int64_t output,
+                               int64_t end, const Result& result) {
+    const RowTiles<Tile, kDigits>* x = static_cast<const RowTiles<Tile, kDigits>*>(rows);
     const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes, num_outputs = end - output;
     const int64_t codes_bytes = Tile::kIsSmall ? 16 * 64 : Tile::kBytes, num_tiles = num_outputs / kLanes;
     const int64_t num_groups = (num_rows + kTileRows - 1) / kTileRows;
@@ -173,6 +175,7 @@ inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile,
             uint8_t* place = room + t * count * codes_bytes;
             for (int64_t i = 0; i < count; ++i, blocks += Tile::kBytes, place += codes_bytes) {
                 fetch_next<Tile>(blocks);
+                if (Tile::kIsSmall && i % 4 == 0) stay_awake();  // its tiles are whole
                 if (Tile::kIsSmall) spread_codes(blocks, place);
             }
         }
@@ -192,9 +195,8 @@ inline void multiply_row_tiles(Team& team, const Weight& w, const RowTiles<Tile,
     tile_release();
     for (int64_t row = 0; row < num_rows; ++row) {
         for (int64_t i = 0; i < num_outputs; i += kLanes) {
-            const F total = load(totals + row * num_outputs + i);
-            float* place = out.y + row * out.stride + i;
-            store(place, out.is_added ? load(place) + total : total);
+            float* place = result.y + row * result.stride + i;
+            store(place, result.finished(load(totals + row * num_outputs + i), place));
         }
     }
 }

@@ -10,7 +10,6 @@
 #pragma once
 
 #include "operations.h"
-#include "simd.h"
 
 namespace MINNOW_ISA {
 

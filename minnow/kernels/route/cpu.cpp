@@ -106,7 +106,7 @@ inline void choose_experts(const float* scores, const float* bias, int64_t num_e
 }  // namespace
 
 void route(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, const Weight& gate, const Weight* bias,
-           int64_t num_experts, float scaling, int64_t* ids, float* weights) {
+           int64_t num_experts, float scaling, int64_t num_ids, int64_t* ids, float* weights) {
     const int64_t E = gate.num_rows, width = gate.width;
     Scratch memory = team.scratch(), common = team.shared();
     float* scores = common.take<float>(num_tokens * E);
@@ -131,8 +131,11 @@ void route(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, con
         });
     });
     team.for_each(num_tokens, [&](int64_t t) {
-        choose_experts(scores + t * E, biases, E, num_experts, scaling, keys, ids + t * num_experts,
-                       weights + t * num_experts);
+        choose_experts(scores + t * E, biases, E, num_experts, scaling, keys, ids + t * num_ids, weights + t * num_ids);
+        for (int64_t a = num_experts; a < num_ids; ++a) {
+            ids[t * num_ids + a] = E + a - num_experts;
+            weights[t * num_ids + a] = 1.0f;
+        }
     });
 }
 
@@ -146,6 +149,6 @@ MINNOW_EXPORT(route)
     const Weight& matrix = *static_cast<const Weight*>(gate);
     run(num_tokens * matrix.num_rows * matrix.width > 100'000, [&](Team& team) {
         route(team, static_cast<const float*>(x), matrix.width, num_tokens, matrix, static_cast<const Weight*>(bias),
-              num_chosen, scaling, static_cast<int64_t*>(ids), static_cast<float*>(weights));
+              num_chosen, scaling, num_chosen, static_cast<int64_t*>(ids), static_cast<float*>(weights));
     });
 }

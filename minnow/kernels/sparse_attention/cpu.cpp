@@ -69,7 +69,8 @@ struct SparseCall {
 
     inline Queries queries(Scratch& scratch, const Span& span, int64_t head) const {
         const int64_t num_heads = attention->num_heads;
-        return take_queries(scratch, *attention->k, span, q, q_stride, head * num_heads, num_heads, attention->is_bf16);
+        return take_queries(scratch, *attention->k, attention->has_tiles, span, q, q_stride, head * num_heads, num_heads,
+                            attention->is_bf16);
     }
 
     // A block's part for those who chose it; `state` has their rows alone. The choice behind it, unless it is `end`,
