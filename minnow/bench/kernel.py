@@ -162,6 +162,8 @@ def _cases(args: argparse.Namespace, kernels: Kernels) -> list[tuple[Op, str, Ca
     without: list[str] = []
     for op in (operations[name] for name in asked or operations):
         cases = op.device_cases if args.shapes == "true" else op.cases
+        needed = [key for key, words in (("format", formats), ("contexts", contexts)) if words and asked]
+        cases = tuple(case for case in cases if all(key in case for key in needed))
         here = _backends(op, backends, kernels)
         mine = [(op, b, way) for case in cases for way in _ways(op, case, formats, rows, contexts) for b in here]
         found += mine

@@ -45,6 +45,7 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
         block_size,
     )
     slots_row = [table.rows[step.row].adapter_slot for step in plan.rows]
+    prompt_end = [table.rows[step.row].num_prompt_tokens for step in plan.rows]
     return StepInputs(
         ids=filled,
         positions=positions,
@@ -52,6 +53,6 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
         query_start=starts,
         block_table=block_table,
         logits_rows=send(drawing + scoring, torch.int64),
-        prompt_end=send([table.rows[step.row].num_prompt_tokens for step in plan.rows]),
+        prompt_end=send(prompt_end) if device.type == "cpu" else None,  # kernels for a GPU have one way
         adapter_slots=send(slots_row) if any(slots_row) else None,
     )

@@ -34,7 +34,7 @@ def refusal(kernels: Kernels) -> str | None:
 
 
 class NativeStep:
-    """A StepFunction: one call into C++ for all layers; equal to the decoder it was made from."""
+    """A StepFunction: one call into C++ for all layers; equal to the decoder it was made from but for rounding."""
 
     def __init__(
         self, decoder: Decoder, caches: Sequence[LayerCache], *, is_resident: bool = False, digits: int = 3

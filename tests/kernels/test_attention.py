@@ -9,7 +9,7 @@ import torch
 
 from minnow.core import folder
 from minnow.formats.quantized import Quantized, Weight
-from minnow.kernels import native, registry
+from minnow.kernels import native, registry, words
 from minnow.kernels.compare import compare
 
 CPU = torch.device("cpu")
@@ -72,6 +72,21 @@ def test_every_case_agrees_with_the_reference(name: str) -> None:
         inputs = folder.load(f"minnow.kernels.{name}", "inputs").make(CPU, **case)
         seen, expected = function(name)(**inputs), function(name, "reference")(**inputs)
         assert compare(registry.operations()[name], seen, expected) == []
+
+
+@pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("end", [0, 20, 690])
+def test_generated_rows_lose_no_bits(number_format: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are, some sequences', or the last ones of the longest."""
+    plain = words.of_sequences
+
+    def with_end(block_table: torch.Tensor, *others: torch.Tensor) -> tuple[int, ...]:
+        return plain(block_table, *others, ends)
+
+    inputs = inputs_of("dense_attention", number_format)
+    ends = torch.full((len(inputs["block_table"]),), end, dtype=torch.int32)
+    monkeypatch.setattr(words, "of_sequences", with_end)
+    check("dense_attention", inputs | {"q": inputs["q"].float()})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,6 +11,7 @@ from minnow.cache.pool import Pool
 from minnow.checkpoint.load import fill, open_weights
 from minnow.formats.quantized import decode
 from minnow.kernels import native, registry
+from minnow.kernels.decoder_step.cpu import _shared_kind
 from minnow.model.decoder import Decoder
 from minnow.model.native_step import NativeStep, refusal
 from minnow.model.step import StepInputs, StepOutput
@@ -112,6 +113,9 @@ def test_generated_tokens_are_the_same_one_by_one_and_computed_anew(tmp_path, is
         seen = pair.native(inputs, pair.pools[1].layers)
         assert torch.equal(seen.taps[0], anew.taps[0][first : first + count])
     assert torch.equal(seen.logits, anew.logits)
+    as_prompt = pair.native(replace(whole, prompt_end=None), pair.pools[1].layers)
+    is_same = torch.equal(as_prompt.taps[0][37:], anew.taps[0][37:])
+    assert torch.equal(as_prompt.taps[0][:37], anew.taps[0][:37]) and is_same == (isa != "amx")
     expected = pair.decoder(whole, pair.pools[0].layers)
     _close(anew, expected, 2**-4)  # keys and values that round otherwise
 
@@ -124,6 +128,8 @@ def test_a_shared_expert_like_the_others_is_computed_with_them(tmp_path, isa, ro
     pair = Pair(
         tmp_path, torch.float32, "f32", is_resident=True, formats=formats, dtype="float32", shared_intermediate_size=32
     )
+    layers = pair.native._model.parts.layers
+    assert [_shared_kind(layer) for layer in layers] == [1] + [2] * (len(layers) - 1)  # the first is dense
     for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
         expected, seen = pair.run(pair.inputs(step))
         _close(seen, expected, 1e-5)

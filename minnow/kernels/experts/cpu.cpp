@@ -54,7 +54,6 @@ static void group_by_expert(const int64_t* ids, const float* weights, int64_t nu
     groups.start[0] = 0;
 }
 
-
 // Rows of the inner width that one item computes.
 static inline int64_t inner_step(const Expert& expert) {
     return round_up(kItemBytes / (2 * row_bytes(expert.gate) + 1) + 1, kChunk);

@@ -14,7 +14,6 @@ namespace MINNOW_ISA {
 constexpr int64_t kStrip = 2 * kLanes;
 constexpr int64_t kPanel = 128;  // keys that are read at once, at the most
 
-
 // A number as a type.
 template <int kValue>
 struct Count {
@@ -149,7 +148,6 @@ inline void decode_keys(const Rows& rows, float* room, float* keys) {
 }
 
 #if defined(__AVX512F__)
-
 
 inline bool has_columns(int64_t format, int64_t width) { return width * bits_of(format) % 256 == 0; }
 

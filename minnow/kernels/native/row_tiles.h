@@ -42,7 +42,7 @@ struct PackedTiles {
         way.pack(x, row % kTileRows, set(row / set_rows()) + (block * way.num_groups + group) * way.block_bytes);
     }
 
-    // Sets in parts that stay in the second cache while outputs go by: how many parts, and body(first row, end) for one.
+    // Sets in parts that stay in the second cache while outputs go by.
     inline int64_t num_parts() const {
         constexpr int64_t kPartBytes = 3 << 19;
         const int64_t fitting = larger(1, kPartBytes / (set(1) - set(0)));

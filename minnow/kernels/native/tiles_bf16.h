@@ -103,7 +103,9 @@ inline void multiply_half_groups(const HalfRows* x, const HalfWeights* w, int64_
         if (kIsDouble) tile_load<3>(totals + 3 * kNext, 64);
     }
     for (int64_t b = 0; b < num_blocks; ++b, x += kHalfGroups, w += 2) {
-        for (int64_t i = 0; i < kHalfGroups * kTileRows; ++i) prefetch_near((x + kHalfGroups)->values[i]);
+        for (int64_t i = 0; i < kHalfGroups * kTileRows; ++i) {
+            prefetch_near(x[kHalfGroups + i / kTileRows].values[i % kTileRows]);
+        }
         tile_load<6>(w[0].parts[0], 64);
         tile_load<4>(x, 64);
         tile_add_products<0, 4, 6>();
