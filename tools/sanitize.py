@@ -3,8 +3,8 @@
     python -m tools.sanitize [address] [thread] [-- arguments of pytest]
 
 Builds the C++ library anew in build/sanitize with the compiler's own sanitizers and runs the kernel tests over it, for
-every instruction set of this processor, with more threads than the tests take by themselves. Python
-and torch are not watched: only what the library does counts. Fails when a test fails or a sanitizer says anything.
+every instruction set of this processor, with more threads than the tests take by themselves. Python and torch are not
+watched: only what the library does counts. Fails when a test fails or a sanitizer says anything.
 """
 
 import argparse

@@ -152,14 +152,13 @@ static void apply_by_tiles(Team& team, const Expert& expert, const float* x, int
     pack_rows(team, x, x_stride, outer);
     team.for_each(inner.num_blocks * outer.num_parts(), [&](int64_t item) {
         const int64_t block = item % inner.num_blocks, part = item / inner.num_blocks, output = block * kBlock;
-        const int64_t first = outer.first_set(part) * outer.set_rows();
-        const int64_t last = smaller(num_rows, outer.first_set(part + 1) * outer.set_rows());
+        const int64_t first = outer.first_row(part), last = outer.first_row(part + 1);
         const int64_t end = round_up(last, kTileRows), count = (end - first) * kBlock;
         Scratch own = team.scratch();
         float *gate = own.take<float>(count), *up = own.take<float>(count);
         for (int64_t i = (last - first) * kBlock; i < count; ++i) gate[i] = up[i] = 0.0f;
-        multiply_part(team, outer, part, expert.gate, output, output + kBlock, {gate - first * kBlock, kBlock, false, false});
-        multiply_part(team, outer, part, expert.up, output, output + kBlock, {up - first * kBlock, kBlock, false, false});
+        multiply_part(team, outer, part, expert.gate, output, output + kBlock, {gate, kBlock, false, false});
+        multiply_part(team, outer, part, expert.up, output, output + kBlock, {up, kBlock, false, false});
         activate(gate, up, count, activation, is_bf16);
         for (int64_t row = first; row < end; ++row) inner.pack(gate + (row - first) * kBlock, row, block);
     });

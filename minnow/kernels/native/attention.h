@@ -186,8 +186,8 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees counts[r] of
-// num_keys; the others become 0. What the rows have seen so far is taken relative to their new largest scores.
+// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees counts[r] of num_keys; the
+// others become 0. What the rows have seen so far is taken relative to their new largest scores.
 // kHasTiles: those of attention_amx.h are configured.
 template <bool kHasTiles>
 inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float factor,

@@ -51,8 +51,7 @@ inline const int32_t* table_of(const Sequences& sequences, const Span& span) {
 }
 
 // The query rows of a span that share a key head, in the form that the products want: FP32 at the places of
-// decode_row (or of key_floats.h), or, in the same four bytes, pairs of BF16 in the order of the keys'
-// pairs.
+// decode_row (or of key_floats.h), or, in the same four bytes, pairs of BF16 in the order of the keys' pairs.
 struct Queries {
     const Cache* cache;  // of the keys
     int64_t num_limbs;   // of attention_amx.h; 0: by other means

@@ -34,28 +34,30 @@ struct PackedTiles {
 
     inline int64_t set_rows() const { return way.num_groups * kTileRows; }
     inline int64_t num_sets() const { return (num_rows + set_rows() - 1) / set_rows(); }
-    inline uint8_t* set(int64_t index) const { return blocks + index * num_blocks * way.num_groups * way.block_bytes; }
+    inline int64_t set_bytes() const { return num_blocks * way.num_groups * way.block_bytes; }
 
     // Value 32 `block` and up of a row.
     inline void pack(const float* x, int64_t row, int64_t block) const {
         const int64_t group = row % set_rows() / kTileRows;
-        way.pack(x, row % kTileRows, set(row / set_rows()) + (block * way.num_groups + group) * way.block_bytes);
+        uint8_t* place = blocks + row / set_rows() * set_bytes();
+        way.pack(x, row % kTileRows, place + (block * way.num_groups + group) * way.block_bytes);
     }
 
     // Sets in parts that stay in the second cache while outputs go by.
     inline int64_t num_parts() const {
         constexpr int64_t kPartBytes = 3 << 19;
-        const int64_t fitting = larger(1, kPartBytes / (set(1) - set(0)));
+        const int64_t fitting = larger(1, kPartBytes / set_bytes());
         return (num_sets() + fitting - 1) / fitting;
     }
     inline int64_t first_set(int64_t part) const { return part * num_sets() / num_parts(); }
+    inline int64_t first_row(int64_t part) const { return smaller(num_rows, first_set(part) * set_rows()); }
 };
 
 inline PackedTiles take_tiles(Scratch& scratch, const Weight& w, int64_t num_rows, bool is_bf16) {
     const int64_t digits = num_digits(w.format);
     const RowWay way = has_int4_tiles(w.format) ? row_way<Int4Tile>(digits, is_bf16) : row_way<Int8Tile>(digits, is_bf16);
     PackedTiles tiles = {way, nullptr, num_rows, w.width / kBlock};
-    tiles.blocks = scratch.take<uint8_t>(tiles.set(tiles.num_sets()) - tiles.set(0));
+    tiles.blocks = scratch.take<uint8_t>(tiles.num_sets() * tiles.set_bytes());
     return tiles;
 }
 
@@ -76,12 +78,11 @@ inline void pack_rows(Team& team, const float* x, int64_t x_stride, const Packed
     });
 }
 
-// Rows of a part times outputs [output, end), on the calling thread.
+// Rows of a part times outputs [output, end), on the calling thread; result: of the part's first row.
 inline void multiply_part(Team& team, const PackedTiles& tiles, int64_t part, const Weight& w, int64_t output,
                           int64_t end, const Result& result) {
-    const int64_t set = tiles.first_set(part), first = set * tiles.set_rows();
-    const int64_t last = smaller(tiles.num_rows, tiles.first_set(part + 1) * tiles.set_rows());
-    tiles.way.multiply(team, w, tiles.set(set), last - first, output, end, result.from(first, 0));
+    const uint8_t* rows = tiles.blocks + tiles.first_set(part) * tiles.set_bytes();
+    tiles.way.multiply(team, w, rows, tiles.first_row(part + 1) - tiles.first_row(part), output, end, result);
 }
 
 // Weights of one format, whose outputs stand side by side.
@@ -91,8 +92,9 @@ inline void multiply_packed(Team& team, const PackedTiles& tiles, const Weight* 
     for (int64_t i = 0; i < num_weights; ++i) total += num_items(weights[i]);
     team.for_each(total * tiles.num_parts(), [&](int64_t item) {
         const Place place = find_item(weights, item % total);
-        multiply_part(team, tiles, item / total, *place.weight, place.output, place.end,
-                      result.from(0, place.start + place.output));
+        const int64_t part = item / total;
+        multiply_part(team, tiles, part, *place.weight, place.output, place.end,
+                      result.from(tiles.first_row(part), place.start + place.output));
     });
 }
 

@@ -84,7 +84,7 @@ void wait_for_change(Gate& gate, uint32_t old, int64_t spin_ns) {
         pause_briefly();
     }
     const int64_t until = team.may_spin ? now_ns() + spin_ns : 0;
-    while (team.may_spin && now_ns() < until) {
+    while (now_ns() < until) {
         for (int i = 0; i < kPausesPerLook; ++i) {
             if (__atomic_load_n(&gate.word.value, __ATOMIC_ACQUIRE) != old) return;
             pause_briefly();
