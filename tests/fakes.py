@@ -13,6 +13,7 @@ from minnow.core.step import RowResult, RowStart, RowStep, StepPlan, StepResult,
 from minnow.engine.scheduler import Scheduler
 
 NUM_TOKEN_IDS = 64  # vocabulary of the fake model
+NOISE = -1  # what a drafter's context is where it may not be read
 CONFIG = SchedulerConfig(max_num_batched_tokens=16, max_num_seqs=4)
 
 
@@ -82,6 +83,7 @@ class _Row:
     stop_token_ids: tuple[int, ...]
     request_id: str
     table: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -101,16 +103,23 @@ class FakeRunner:
     Every position stores a number that depends on all tokens before it, read through the block table, so a wrong
     table, a block reused too early or a wrong prefix hit changes the tokens.
 
+    Its drafts are right more often than not. What a drafter keeps lies beside each position: the same number for what
+    was computed and kept, and noise where a draft block or a refused draft was; a draft that would be made over noise
+    is a failure.
+
     Args:
         block_size: tokens in a block.
         failing: requests whose first drawn token is an error instead.
+        num_drafts: at once; 0 without a drafter.
     """
 
-    def __init__(self, block_size: int, failing: Collection[str] = ()) -> None:
+    def __init__(self, block_size: int, failing: Collection[str] = (), num_drafts: int = 0) -> None:
         self.num_computed_tokens = 0
         self._block_size = block_size
         self._failing = failing
+        self._num_drafts = num_drafts
         self._pool: dict[tuple[int, int], int] = {}
+        self._contexts: dict[tuple[int, int], int] = {}
         self.rows: dict[int, _Row] = {}
 
     def launch(self, plan: StepPlan) -> FakePending:
@@ -143,30 +152,59 @@ class FakeRunner:
         row = self.rows[step.row]
         end = step.start + step.num_tokens
         assert step.start == row.num_computed_tokens, "a step leaves tokens out or computes them twice"
-        assert 0 < step.num_tokens <= len(row.token_ids) - step.start, "a step has no tokens or unknown ones"
-        assert end <= len(row.table) * self._block_size, "the block table does not cover the tokens"
+        assert step.num_drafts <= len(row.drafts), "a step verifies drafts that nobody made"
+        tokens = row.token_ids + row.drafts[: step.num_drafts]
+        assert 0 < step.num_tokens <= len(tokens) - step.start, "a step has no tokens or unknown ones"
+        assert end + step.num_lookahead_slots <= len(row.table) * self._block_size, "the block table is too short"
         state = self._read(row, step.start - 1) if step.start else 0
         assert step.start + step.num_prompt_logprobs < row.num_prompt_tokens or not step.num_prompt_logprobs
         scores: list[TokenLogprobs] = []
+        states: list[int] = []
         for position in range(step.start, end):
-            state = _mix(state, row.token_ids[position])
+            state = _mix(state, tokens[position])
             block_id = row.table[position // self._block_size]
             assert num_users[block_id] == 1, f"block {block_id} is written while others read it"
             self._pool[block_id, position % self._block_size] = state
+            self._contexts[block_id, position % self._block_size] = state
+            states.append(state)
             if len(scores) < step.num_prompt_logprobs:
                 scores.append(_score(state, row.token_ids[position + 1]))
-        row.num_computed_tokens = end
+        row.num_computed_tokens = end - step.num_drafts
         self.num_computed_tokens += step.num_tokens
         if not step.is_sampling:
             return RowResult(row=step.row, prompt_logprobs=tuple(scores))
-        assert end == len(row.token_ids), "a token is drawn before all are computed"
+        assert end == len(tokens), "a token is drawn before all are computed"
         if row.request_id in self._failing:
             row.token_ids.append(0)  # a step launched before this one is known to have failed goes on with something
             return RowResult(row=step.row, error="logits are not finite")
-        num_output_tokens = len(row.token_ids) - row.num_prompt_tokens
-        token_id = _draw(state, row.stop_token_ids, num_output_tokens < row.sampling.min_tokens)
-        row.token_ids.append(token_id)
-        return RowResult(row=step.row, token_ids=(token_id,), prompt_logprobs=tuple(scores))
+        drawn: list[int] = []
+        for state in states[-1 - step.num_drafts :]:
+            num_output_tokens = len(row.token_ids) - row.num_prompt_tokens
+            drawn.append(_draw(state, row.stop_token_ids, num_output_tokens < row.sampling.min_tokens))
+            row.token_ids.append(drawn[-1])
+            if len(row.token_ids) <= len(tokens) and row.token_ids[-1] != tokens[len(row.token_ids) - 1]:
+                break
+        row.num_computed_tokens = len(row.token_ids) - 1
+        for position in range(row.num_computed_tokens, end):  # of refused drafts
+            self._contexts[row.table[position // self._block_size], position % self._block_size] = NOISE
+        num_drafts = self._draft(row, states[len(drawn) - 2 - step.num_drafts], step.num_lookahead_slots)
+        return RowResult(row=step.row, token_ids=tuple(drawn), prompt_logprobs=tuple(scores), num_drafts=num_drafts)
+
+    def _draft(self, row: _Row, state: int, num_slots: int) -> int:
+        """Make drafts after the last token; a third of them are wrong."""
+        last = len(row.token_ids) - 1
+        for position in range(last):
+            place = row.table[position // self._block_size], position % self._block_size
+            assert self._contexts[place] == self._pool[place], f"the drafter's context is not there at {position}"
+        row.drafts = []
+        for _ in range(min(num_slots, self._num_drafts)):
+            state = _mix(state, (row.token_ids + row.drafts)[-1])
+            is_wrong = (state >> 20) % 3 == 0
+            row.drafts.append(((state >> 33) + is_wrong) % NUM_TOKEN_IDS)
+        for position in range(last, last + len(row.drafts)):
+            place = row.table[position // self._block_size], position % self._block_size
+            self._contexts[place] = NOISE
+        return len(row.drafts)
 
     def _read(self, row: _Row, position: int) -> int:
         return self._pool[row.table[position // self._block_size], position % self._block_size]
@@ -225,6 +263,7 @@ def make_scheduler(
     max_model_len: int = 64,
     is_caching: bool = True,
     eos: int = 0,
+    num_speculative_tokens: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Scheduler, FakeRunner]:
     """A scheduler and its runner."""
@@ -235,9 +274,10 @@ def make_scheduler(
         eos_token_ids=(eos,),
         seed=0,
         enable_prefix_caching=is_caching,
+        num_speculative_tokens=num_speculative_tokens,
         clock=clock,
     )
-    return scheduler, FakeRunner(block_size)
+    return scheduler, FakeRunner(block_size, num_drafts=num_speculative_tokens)
 
 
 def make_request(

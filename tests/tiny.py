@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minnow.arch import drafter as drafter_names
 from minnow.arch import names
 from minnow.arch.names import Module
 from minnow.arch.storage import STORAGE_BY_NAME, storage_of
 from minnow.checkpoint import parts
 from minnow.checkpoint.writer import Writer
+from minnow.config import drafter as drafter_config
 from minnow.config import model
+from minnow.config.drafter import DrafterConfig
 from minnow.config.model import ARCHITECTURE, ModelConfig
 from minnow.formats import nvfp4
 from minnow.formats.quantized import Weight, encode
@@ -207,6 +210,78 @@ def write_tiny(
             for name, tensor in parts.split(weight, names.tensors(module, config), storage).items():
                 writer.add(name, tensor)
     return config
+
+
+def drafter_json(target: ModelConfig, *, is_m3: bool = False, layers: int = 2, **overrides: Any) -> dict[str, Any]:
+    """The config.json of a tiny drafter for a tiny model: MiniMax's words, nested, or DeepSpec's."""
+    sizes = {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_theta": 10000.0,
+        "enable_confidence_head": True,
+    }
+    at, last = "dspark_" if is_m3 else "", target.num_hidden_layers - 1
+    words = {
+        f"{at}block_size": 5,
+        f"{at}target_layer_ids": [0, last],
+        "dspark_noise_token_id" if is_m3 else "mask_token_id": target.vocab_size - 1,
+        f"{at}markov_rank": 8,
+        f"{at}markov_head_type": "vanilla",
+        "dspark_ffn_hidden_size" if is_m3 else "intermediate_size": 48,
+    }
+    if is_m3:
+        words |= {"layer_types": ["sliding_attention"] * layers, "sliding_window": 40, "hidden_act": "swigluoai"}
+        words |= {
+            "rotary_dim": 8,
+            "use_gemma_norm": True,
+            "sparse_attention_config": None,
+            "moe_layer_freq": [0] * layers,
+        }
+    fields = sizes | words | overrides
+    if not is_m3:
+        return {"architectures": ["Qwen3DSparkModel"], **fields}
+    return {"architectures": ["DSparkMiniMaxDraftModel"], "text_config": fields}
+
+
+def write_tiny_drafter(
+    directory: Path, target: ModelConfig, *, is_m3: bool = False, seed: int = 0, spread: float = 1.0, **overrides: Any
+) -> DrafterConfig:
+    """Write a random drafter into a model's directory, under `dspark/`.
+
+    Args:
+        spread: of the Markov head and the projections; small values draft what the head alone says.
+        is_m3, overrides: as of `drafter_json`.
+    """
+    place = directory / "dspark"
+    place.mkdir(parents=True, exist_ok=True)
+    raw = drafter_json(target, is_m3=is_m3, **overrides)
+    (place / "config.json").write_text(json.dumps(raw, indent=2), encoding="utf-8")
+    config = drafter_config.read(place, target)
+    generator = torch.Generator().manual_seed(seed)
+    with Writer(place, max_shard_bytes=10**9, header_room_bytes=128 * 1024) as writer:
+        for module in drafter_names.modules(config).values():
+            storage = storage_of(module.name, module.checkpoint_name, module.kind, config.backbone.quantization)
+            if module.kind == "offsets":
+                chosen = torch.randperm(target.vocab_size, generator=generator)[: module.shape[0]].sort().values
+                writer.add("d2t", chosen - torch.arange(len(chosen)))
+                continue
+            weight = _weight(module, config.backbone, storage, generator)
+            if isinstance(weight, Tensor) and module.kind != "norm":
+                weight = weight * spread
+            for name, tensor in parts.split(weight, names.tensors(module, config.backbone), storage).items():
+                writer.add(_m3_name(name) if is_m3 else name, tensor)
+    return config
+
+
+def _m3_name(name: str) -> str:
+    if name.startswith("layers."):
+        _, layer, rest = name.split(".", 2)
+        name = f"layers.{layer}.decoder_layer.{rest}"
+    return "language_model.model.dspark." + ("final_" + name if name.startswith("norm.") else name)
 
 
 def write_tiny_tokenizer(directory: Path) -> None:

@@ -9,7 +9,7 @@ from minnow.config.model import ModelConfig
 
 Kind = Literal[
     "attention", "dense ffn", "shared expert", "routed expert",
-    "router", "router bias", "embedding", "head", "norm", "vision",
+    "router", "router bias", "embedding", "head", "norm", "vision", "drafter", "offsets",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 
@@ -106,9 +106,11 @@ def _plain_dtypes(module: Module, config: ModelConfig) -> tuple[str, tuple[str, 
     dtype = "F32" if config.dtype == "float32" else "BF16"
     if module.kind == "router bias":
         return "F32", ()
+    if module.kind == "offsets":
+        return "I64", ("I32",)
     if module.kind == "router":  # the type of the published gate is not certain; the published size fits F32
         return "F32", ("BF16",)
-    is_free = config.quantization.scheme == "minnow" or module.kind in ("norm", "vision")
+    is_free = config.quantization.scheme == "minnow" or module.kind in ("norm", "vision", "drafter")
     return dtype, tuple(d for d in FLOATS if d != dtype) if is_free else ()
 
 
@@ -118,18 +120,19 @@ def _text(config: ModelConfig) -> Iterator[Module]:
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
         yield _of_text(f"{prefix}.input_layernorm", "norm", width)
-        yield from _attention(config, f"{prefix}.self_attn", config.sparse.is_sparse[layer])
+        yield from attention(config, f"{prefix}.self_attn", config.sparse.is_sparse[layer])
         yield _of_text(f"{prefix}.post_attention_layernorm", "norm", width)
         if config.is_moe[layer]:
             yield from _moe(config, f"{prefix}.block_sparse_moe")
         else:
-            yield from _ffn(f"{prefix}.mlp", "dense ffn", config.dense_intermediate_size, width)
+            yield from feed_forward(f"{prefix}.mlp", "dense ffn", config.dense_intermediate_size, width)
     yield _of_text("model.norm", "norm", width)
     if not config.tie_word_embeddings:
         yield _of_text("lm_head", "head", *vocabulary)
 
 
-def _attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Module]:
+def attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Module]:
+    """The weights of one layer's attention; `prefix` is their common name."""
     width, head = config.hidden_size, config.head_dim
     rows, kv_rows = config.num_attention_heads * head, config.num_key_value_heads * head
     yield _of_text(f"{prefix}.q_proj", "attention", rows, width)
@@ -148,7 +151,8 @@ def _attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Mo
             yield _of_text(f"{prefix}.index_k_norm", "norm", config.sparse.index_dim)
 
 
-def _ffn(prefix: str, kind: Kind, inner: int, width: int) -> Iterator[Module]:
+def feed_forward(prefix: str, kind: Kind, inner: int, width: int) -> Iterator[Module]:
+    """The weights of one gated feed-forward unit."""
     yield _of_text(f"{prefix}.gate_proj", kind, inner, width)
     yield _of_text(f"{prefix}.up_proj", kind, inner, width)
     yield _of_text(f"{prefix}.down_proj", kind, width, inner)
@@ -165,7 +169,7 @@ def _moe(config: ModelConfig, prefix: str) -> Iterator[Module]:
         yield _of_text(f"{prefix}.experts.{expert}.w3", "routed expert", inner, width)
     if config.n_shared_experts:
         shared = config.shared_intermediate_size * config.n_shared_experts
-        yield from _ffn(f"{prefix}.shared_experts", "shared expert", shared, width)
+        yield from feed_forward(f"{prefix}.shared_experts", "shared expert", shared, width)
 
 
 def _vision(config: ModelConfig) -> Iterator[Module]:

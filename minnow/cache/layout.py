@@ -231,6 +231,22 @@ def layout_of(
     return BlockLayout(groups=tuple(groups), block_size=num_tokens)
 
 
+def draft_pages(num_layers: int, num_kv_heads: int, head_dim: int, kv_format: str) -> PageGroup:
+    """Pages of a drafter's layers, as `layout_of` takes them.
+
+    Raises:
+        ConfigError: an unknown format.
+    """
+    return PageGroup(
+        name="draft",
+        layers=tuple(range(num_layers)),
+        num_heads=num_kv_heads,
+        head_dim=head_dim,
+        format=_format(kv_format, head_dim),
+        has_values=True,
+    )
+
+
 def _format(word: str, head_dim: int) -> FormatSpec:
     name = _NAME_BY_SETTING.get(word, word)
     if name not in CACHE_FORMATS:

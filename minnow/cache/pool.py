@@ -38,6 +38,7 @@ class Pool:
     Attributes:
         rows: the bytes; moving a block is copying a row.
         layers: the views that the model writes and reads.
+        draft_layers: those of a drafter, in the same rows.
     """
 
     def __init__(self, layout: BlockLayout, num_blocks: int, device: torch.device) -> None:
@@ -47,6 +48,8 @@ class Pool:
         pages = {(page.group.name, page.layer): page for page in layout.pages()}
         layers = sorted({layer for name, layer in pages if name == "kv"})
         self.layers = tuple(self._layer(pages["kv", layer], pages.get(("index", layer))) for layer in layers)
+        drafts = [page for (name, _), page in pages.items() if name == "draft"]
+        self.draft_layers = tuple(self._layer(page, None) for page in drafts)
 
     def _layer(self, kv: Page, index: Page | None) -> LayerCache:
         spec = kv.group.format

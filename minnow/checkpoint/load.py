@@ -1,18 +1,19 @@
 """fill a module from a reader, a name table and a shard plan"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from minnow.arch import names
+from minnow.arch import drafter, names
 from minnow.arch.storage import storage_of
 from minnow.checkpoint import verify
 from minnow.checkpoint.parts import assemble
 from minnow.checkpoint.reader import Reader
 from minnow.checkpoint.resident import ResidentWeights
+from minnow.config.drafter import DrafterConfig
 from minnow.config.model import ModelConfig
 from minnow.core.errors import CheckpointError
 from minnow.core.log import Logger
@@ -25,19 +26,29 @@ class WeightSource:
     """The weights of an opened checkpoint, by our names."""
 
     def __init__(
-        self, reader: Reader, config: ModelConfig, device: torch.device, resident: ResidentWeights | None = None
+        self,
+        reader: Reader,
+        modules: Mapping[str, names.Module],
+        config: ModelConfig,
+        device: torch.device,
+        resident: ResidentWeights | None = None,
     ) -> None:
-        """Use open_weights, which verifies first."""
-        self.config = config
+        """Use open_weights or open_drafter, which verify first.
+
+        Args:
+            modules: every weight, by our name.
+            config: says how they are stored.
+        """
+        self.modules = modules
+        self._config = config
         self._reader = reader
         self._device = device
         self._resident = resident
-        self._modules = names.modules(config)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Our names of all weights."""
-        return tuple(self._modules)
+        return tuple(self.modules)
 
     def take(self, module: str) -> Weight:
         """One weight; on the CPU its codes and scales share the file's memory unless it was opened to be eager.
@@ -53,11 +64,11 @@ class WeightSource:
         Raises:
             CheckpointError: this configuration has no such weight, or its global scale is unusable.
         """
-        found = self._modules.get(module)
+        found = self.modules.get(module)
         if found is None:
             raise CheckpointError(f"this configuration has no weight {module}")
-        storage = storage_of(found.name, found.checkpoint_name, found.kind, self.config.quantization)
-        specs = [spec for spec in names.tensors(found, self.config) if spec.part != "input_scale"]
+        storage = storage_of(found.name, found.checkpoint_name, found.kind, self._config.quantization)
+        specs = [spec for spec in names.tensors(found, self._config) if spec.part != "input_scale"]
         tensors = {spec.part: self._reader.read(spec.name) for spec in specs}
         weight = assemble(storage, tensors, module)
         if self._device.type != "cpu":
@@ -88,7 +99,22 @@ def open_weights(
     if is_eager and torch.device(device).type == "cpu":
         entries = [reader.entry(name) for name in reader.names]
         resident = ResidentWeights(sum(entry.stop - entry.start for entry in entries), len(entries))
-    return WeightSource(reader, config, torch.device(device), resident)
+    return WeightSource(reader, names.modules(config), config, torch.device(device), resident)
+
+
+def open_drafter(directory: Path, config: DrafterConfig, device: torch.device | str = "cpu") -> WeightSource:
+    """Verify a drafter's checkpoint against its configuration, then hand out its weights lazily.
+
+    Embedding and head are the target's: copies that the checkpoint may hold are not read.
+
+    Raises:
+        CheckpointError: names everything that is wrong.
+    """
+    reader = Reader(directory, drafter.canonical)
+    wanted = drafter.expected(config)
+    found = verify.compare(reader, wanted, scales=True)
+    verify.refuse(replace(found, extra=tuple(n for n in found.extra if n not in drafter.SHARED)), directory)
+    return WeightSource(reader, drafter.modules(config), config.backbone, torch.device(device))
 
 
 def fill(model: nn.Module, source: WeightSource, *, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -102,7 +128,7 @@ def fill(model: nn.Module, source: WeightSource, *, progress: Callable[[float], 
             module named (vision weights are not served and may be).
     """
     taken: dict[str, Weight] = {}  # a tied weight has two names in the model, and one place in memory
-    left = {name for name, module in names.modules(source.config).items() if module.kind != "vision"}
+    left = {name for name, module in source.modules.items() if module.kind != "vision"}
     num_weights, percent = len(left), 0
     for module in model.modules():
         wanted: tuple[str, ...] | None = getattr(module, "weight_names", None)

@@ -4,6 +4,7 @@ import json
 import math
 import mmap
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -50,17 +51,21 @@ class Entry:
 class Reader:
     """The tensors of a checkpoint directory. Opening reads headers only; tensors are mapped when asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, rename: Callable[[str], str] = lambda name: name) -> None:
         """Open a directory.
 
         Args:
             directory: holds an index and its shards, or `*.safetensors` without an index.
+            rename: a tensor's name in the files -> the one that it is asked for by.
 
         Raises:
             CheckpointError: no weights, a missing or broken shard, an index that the shards contradict.
         """
         self.directory = directory
-        self._entries = _read_entries(directory)
+        found = _read_entries(directory)
+        self._entries = {rename(name): entry for name, entry in found.items()}
+        if len(self._entries) < len(found):
+            raise CheckpointError(f"{directory} holds a tensor under two spellings of its name; keep one of them")
         self._maps: dict[Path, mmap.mmap] = {}
 
     def __enter__(self) -> Self:

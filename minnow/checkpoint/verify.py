@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -121,7 +121,11 @@ def verify(source: Path | Reader, config: ModelConfig, *, scales: bool = False, 
         FormatError: the configuration quantises a width that its format cannot hold.
     """
     reader = source if isinstance(source, Reader) else Reader(source)
-    wanted = names.expected(config)
+    return compare(reader, names.expected(config), scales=scales, digests=digests)
+
+
+def compare(reader: Reader, wanted: Mapping[str, TensorSpec], *, scales: bool = False, digests: bool = False) -> Report:
+    """As `verify`, for the tensors of a table; see arch/names.py and arch/drafter.py."""
     present = {name: reader.entry(name) for name in reader.names}
     missing = tuple(name for name in wanted if name not in present)
     unknown = [name for name in present if name not in wanted]
@@ -153,10 +157,14 @@ def check(source: Path | Reader, config: ModelConfig, *, scales: bool = False, d
         FormatError: the configuration quantises a width that its format cannot hold.
     """
     report = verify(source, config, scales=scales, digests=digests)
-    if report.num_problems:
-        where = source.directory if isinstance(source, Reader) else source
-        raise CheckpointError(f"{where} does not fit its config.json: {'; '.join(report.problems())}")
+    refuse(report, source.directory if isinstance(source, Reader) else source)
     return report
+
+
+def refuse(report: Report, directory: Path) -> None:
+    """Raise a CheckpointError where a report has problems."""
+    if report.num_problems:
+        raise CheckpointError(f"{directory} does not fit its config.json: {'; '.join(report.problems())}")
 
 
 def num_scale_bytes(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from minnow.config.model import ModelConfig
 from minnow.config.parallel import ParallelConfig
 from minnow.config.scheduler import SchedulerConfig
 from minnow.config.server import ServerConfig
+from minnow.config.speculative import SpeculativeConfig
 from minnow.core.errors import ConfigError
 
 _NVFP4_BLOCK = 16  # values that one NVFP4 scale covers
@@ -44,6 +45,11 @@ class EngineConfig:
     attention_config: Annotated[
         AttentionConfig, Field("""sparse attention, as JSON: '{"indexer_kv_dtype": "nvfp4"}'""")
     ] = field(default_factory=AttentionConfig)
+    speculative_config: Annotated[
+        SpeculativeConfig,
+        Field("""drafts, as JSON: '{"method": "dspark", "num_speculative_tokens": 3}'"""),
+    ] = field(default_factory=SpeculativeConfig)
+    speculation: Annotated[bool, Field("draft with the model's own drafter, where it proposes how")] = True
 
 
 def check(config: EngineConfig, model: ModelConfig) -> None:

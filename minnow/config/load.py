@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minnow.config import flags, vllm
+from minnow.config import drafter as drafter_config
+from minnow.config import flags, speculative, vllm
+from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.config.flags import Setting
 from minnow.config.model import ModelConfig
+from minnow.config.speculative import SpeculativeConfig
 from minnow.core import env, units
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
@@ -236,6 +239,51 @@ def _range(low: float | None, high: float | None) -> str:
     if high is None:
         return f"at least {low:g}"
     return f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
+
+
+def resolve_speculation(
+    config: EngineConfig, directory: Path, model: ModelConfig, *, is_bench: bool = False
+) -> tuple[EngineConfig, DrafterConfig | None]:
+    """Settle how drafts are made: what is asked for, or what the model's own drafter proposes, or not at all.
+
+    Args:
+        config: with every "auto" of `resolve_auto` resolved.
+        directory: of the model.
+        is_bench: see `speculative.check`.
+
+    Returns:
+        a new configuration, whose method is empty where nothing is drafted, and the drafter.
+
+    Raises:
+        ConfigError: settings that contradict each other, the drafter or the model.
+    """
+    asked = config.speculative_config
+    is_asked = asked != SpeculativeConfig()
+    if is_asked and not config.speculation:
+        raise ConfigError("--no-speculation and --speculative-config are both given; leave one of them out")
+    place = Path(asked.model).expanduser() if asked.model else drafter_config.find(directory)
+    drafter = None if place is None or not config.speculation else drafter_config.read(place, model)
+    if is_asked:
+        asked = dataclasses.replace(asked, method="dspark")
+    elif drafter is not None and drafter.served:
+        values = {f"speculative_config.{k}": v for k, v in drafter.served.items()} | {
+            "speculative_config.method": "dspark"
+        }
+        loaded = _assemble(
+            [_Given(name=k, value=v, origin=f"file {place}/config.json") for k, v in values.items()], {}, {}
+        )
+        asked = loaded.config.speculative_config
+    else:
+        return config, None
+    speculative.check(asked, drafter, is_bench=is_bench)
+    assert drafter is not None
+    kv_format = asked.kv_cache_dtype
+    if kv_format == "auto":
+        kv_format = "fp8" if config.cache.kv_cache_dtype in ("fp8", "nvfp4") else config.cache.kv_cache_dtype  # type: ignore[assignment]
+    asked = dataclasses.replace(
+        asked, kv_cache_dtype=kv_format, num_speculative_tokens=asked.num_speculative_tokens or drafter.block_size
+    )
+    return dataclasses.replace(config, speculative_config=asked), drafter
 
 
 def resolve_auto(config: EngineConfig, model: ModelConfig) -> EngineConfig:

@@ -58,7 +58,6 @@ _GRAPHS = "steps run as they are; nothing is compiled or captured"
 _ONE_DEVICE = "one device sends nothing, so there is nothing to overlap"
 _MACHINES = "an engine has one process on one machine; leave it out"
 _FORMATS = "weights are served in the checkpoint's own formats; minnow convert writes others"
-_DRAFTS = "drafts are not served yet; leave it out"
 _TOOLS = "tool calls are not parsed yet; leave it out"
 _TEXT_ONLY = "only text is served, images and videos are refused"
 _LORA = "LoRA adapters are not served yet; leave it out"
@@ -71,6 +70,7 @@ FLAGS: tuple[Row, ...] = (
         "--num-gpu-blocks-override", "--enable-prefix-caching", "--max-num-batched-tokens", "--max-num-seqs",
         "--long-prefill-token-threshold", "--scheduler-reserve-full-isl", "--watermark", "--scheduling-policy",
         "--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel", "--attention-config",
+        "--speculative-config",
         "--host", "--port", "--max-logprobs", "--chat-template", "--shutdown-timeout",
         "--numa-bind", "--numa-bind-nodes", "--numa-bind-cpus", "--safetensors-load-strategy",
     ),
@@ -111,7 +111,7 @@ FLAGS: tuple[Row, ...] = (
     *_refused("requests say how they are sampled; leave it out", "--override-generation-config"),
     *_refused("weights stay on the device; leave it out", "--cpu-offload-gb", harmless=("0",)),
     # features that do not exist yet
-    *_refused(_DRAFTS, "--speculative-config", "--spec-method", "--spec-model", "--spec-tokens"),
+    *_refused("give --speculative-config instead", "--spec-method", "--spec-model", "--spec-tokens"),
     *_refused(_TOOLS, "--tool-call-parser", "--tool-parser-plugin"),
     *_switches("refused", _TOOLS, "--enable-auto-tool-choice"),
     *_refused("reasoning is not split from the text yet; leave it out", "--reasoning-parser", "--reasoning-config"),

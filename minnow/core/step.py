@@ -46,8 +46,8 @@ class RowStep:
     """One row's part of a step: the tokens at positions [start, start + num_tokens).
 
     Attributes:
-        num_drafts: how many of num_tokens are drafts to verify (0 while there is no drafter).
-        num_lookahead_slots: slots past the tokens that drafts may write; blocks for them are allocated.
+        num_drafts: how many of num_tokens, the last ones, are drafts to verify.
+        num_lookahead_slots: drafts to make after the step at most; slots past the tokens are allocated for them.
         num_prompt_logprobs: from so many tokens, the first ones, the prompt's next token is to be scored.
         is_sampling: the last token's logits yield a token; False for a prefill chunk that is not the last.
     """
@@ -93,6 +93,7 @@ class RowResult:
 
     Attributes:
         prompt_logprobs: as many as its RowStep asks for: of the prompt's tokens from position start + 1 on.
+        num_drafts: that were made for the next step.
         error: set where the row failed alone, for example "logits are not finite"; others go on.
     """
 
@@ -100,6 +101,7 @@ class RowResult:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_drafts: int = 0
     error: str | None = None
 
 
@@ -169,6 +171,8 @@ class EngineStats:
 
     Attributes:
         computed_tokens: by committed steps; those of preempted sequences count each time.
+        num_drafts: rounds of verification; num_draft_tokens: drafts that they looked at.
+        accepted_per_position: rounds that kept the draft of a position.
     """
 
     num_running: int = 0
@@ -182,3 +186,7 @@ class EngineStats:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     computed_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()

@@ -7,11 +7,13 @@ import torch
 
 from minnow.cache.blocks import BlockPool
 from minnow.cache.pool import Pool
-from minnow.checkpoint.load import fill, open_weights
+from minnow.checkpoint.load import fill, open_drafter, open_weights
+from minnow.config import drafter as drafter_config
 from minnow.config import engine as engine_config
 from minnow.config import model as model_config
+from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
-from minnow.config.load import resolve_auto
+from minnow.config.load import resolve_auto, resolve_speculation
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
@@ -20,8 +22,11 @@ from minnow.engine.engine import Engine
 from minnow.engine.record import Recorder
 from minnow.engine.runner import Runner
 from minnow.engine.scheduler import Scheduler
+from minnow.engine.speculative import Speculator
 from minnow.kernels import native, registry
 from minnow.model import decoder_class, native_step
+from minnow.model.decoder import Decoder
+from minnow.model.dspark import Drafter
 from minnow.model.step import StepFunction
 from minnow.parallel.mesh import Mesh
 
@@ -36,6 +41,7 @@ def build(
     directory: Path,
     *,
     record: Path | None = None,
+    is_bench: bool = False,
     report: Report = lambda stage, share: None,
 ) -> Engine:
     """Read a checkpoint and make an engine that runs it in this process.
@@ -44,6 +50,7 @@ def build(
         config: as loaded; what is "auto" or 0 in it is settled here.
         directory: of the checkpoint.
         record: file that every plan and result is written to, or None.
+        is_bench: drafts may be accepted whatever they are, if that is asked for.
         report: told the stage that is done now, and its share from 0 to 1.
 
     Raises:
@@ -54,12 +61,13 @@ def build(
     model = model_config.read(directory)
     config = resolve_auto(config, model)
     engine_config.check(config, model)
+    config, drafter = resolve_speculation(config, directory, model, is_bench=is_bench)
     device = device_of(config.kernel.device)
     threads = processors.settle(config.kernel)
     torch.set_num_threads(threads.count)
     native.set_threads(threads.count, threads.cpus)
     kernels = registry.bind(registry.target_of(device), config.kernel.kernel_backends)
-    layout = memory.layout(config, model, Mesh.single())
+    layout = memory.layout(config, model, Mesh.single(), drafter)
     plan = memory.plan(config, model, layout, device)
     max_model_len = min(config.max_model_len, plan.num_tokens)
     if max_model_len < config.max_model_len:
@@ -88,6 +96,7 @@ def build(
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
         enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_speculative_tokens=0 if drafter is None else config.speculative_config.num_speculative_tokens,
     )
     if refusal is None:
         log.info("step function", kind="native", activation_quantization=config.kernel.activation_quantization)
@@ -96,8 +105,16 @@ def build(
     step_function: StepFunction = decoder
     if refusal is None:
         step_function = native_step.NativeStep(decoder, pool.layers, is_resident=is_eager, digits=digits)
-    max_num_seqs = config.scheduler.max_num_seqs
-    runner = Runner(step_function, pool, kernels, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+    runner = Runner(
+        step_function,
+        pool,
+        kernels,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        speculator=None
+        if drafter is None
+        else _speculator(config, drafter, directory, decoder, pool, is_eager=is_eager),
+    )
     return Engine(
         scheduler,
         runner,
@@ -106,6 +123,36 @@ def build(
         max_logprobs=config.server.max_logprobs,
         recorder=None if record is None else Recorder(record),
     )
+
+
+def _speculator(
+    config: EngineConfig, drafter: DrafterConfig, directory: Path, decoder: Decoder, pool: Pool, *, is_eager: bool
+) -> Speculator:
+    """Load a drafter, which shares the decoder's embedding and head."""
+    settings, kernels = config.speculative_config, decoder.kernels
+    network = Drafter(drafter, kernels, decoder.embed.dtype, pool.device)
+    place = Path(settings.model) if settings.model else directory / drafter_config.DIRECTORY
+    fill(network, open_drafter(place, drafter, pool.device))
+    network.share(decoder.embed.weights[0], decoder.head.weights[0])
+    run_block = None
+    if native_step.refusal(kernels) is None:
+        run_block = native_step.NativeBlock(network, pool.draft_layers, is_resident=is_eager)
+    speculator = Speculator(
+        network, pool.draft_layers, kernels, settings, block_size=pool.layout.block_size, run_block=run_block
+    )
+    log = Logger("engine")
+    if settings.attention_backend:
+        log.info(
+            "no effect", key="attention_backend", because="--kernel-backends chooses the backend of each operation"
+        )
+    log.info(
+        "drafts",
+        tokens=settings.num_speculative_tokens,
+        sampling=settings.draft_sample_method,
+        verification=settings.rejection_sample_method,
+        cache=settings.kv_cache_dtype,
+    )
+    return speculator
 
 
 def _is_eager(config: EngineConfig, weights_bytes: int) -> bool:

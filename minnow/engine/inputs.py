@@ -2,7 +2,7 @@
 
 import torch
 
-from minnow.core.step import StepPlan
+from minnow.core.step import RowStep, StepPlan
 from minnow.engine.rows import RowTable
 from minnow.kernels.registry import Kernels
 from minnow.model.step import StepInputs
@@ -10,11 +10,14 @@ from minnow.model.step import StepInputs
 _FROM_ROW = -1  # stands for the token that the row drew last, which only the device knows for sure
 
 
-def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) -> StepInputs:
+def build(
+    plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int, tap_layers: tuple[int, ...] = ()
+) -> StepInputs:
     """Gather the step's tokens; the rows must have been brought up to the plan.
 
     Only as many columns of the block tables as the longest sequence needs are handed on. Logits come first of the
-    rows that draw a token, then of the prompt tokens that score the next one, both in the plan's order.
+    rows that draw tokens (of each its last token and its drafts), then of the prompt tokens that score the next one,
+    both in the plan's order.
     """
     ids: list[int] = []
     query_start = [0]
@@ -23,12 +26,13 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
     for step in plan.rows:
         known = table.rows[step.row].token_ids
         last = step.start + step.num_tokens
-        is_decode = step.num_tokens == 1 and last == len(known)
+        drafts = _drafts(table, step)
+        is_decode = step.num_tokens == 1 + len(drafts) and step.start + 1 == len(known)
         scoring += range(len(ids), len(ids) + step.num_prompt_logprobs)
-        ids += [_FROM_ROW] if is_decode else known[step.start : last]
+        ids += [_FROM_ROW, *drafts] if is_decode else known[step.start : last]
         query_start.append(len(ids))
         if step.is_sampling:
-            drawing.append(len(ids) - 1)
+            drawing += range(len(ids) - 1 - len(drafts), len(ids))
     device = table.block_table.device
     max_blocks = max(-(-(step.start + step.num_tokens) // block_size) for step in plan.rows)
 
@@ -54,5 +58,15 @@ def build(plan: StepPlan, table: RowTable, kernels: Kernels, block_size: int) ->
         block_table=block_table,
         logits_rows=send(drawing + scoring, torch.int64),
         prompt_end=send(prompt_end) if device.type == "cpu" else None,  # kernels for a GPU have one way
+        tap_layers=tap_layers,
         adapter_slots=send(slots_row) if any(slots_row) else None,
     )
+
+
+def _drafts(table: RowTable, step: RowStep) -> list[int]:
+    """The drafts that a row verifies in this step."""
+    if not step.num_drafts:
+        return []
+    drafts = table.rows[step.row].drafts
+    assert drafts is not None and step.num_drafts <= len(drafts.ids), f"row {step.row} has no such drafts"
+    return drafts.ids[: step.num_drafts]

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from minnow.arch import size
-from minnow.cache.layout import BlockLayout, layout_of
+from minnow.cache.layout import BlockLayout, draft_pages, layout_of
+from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.config.model import ModelConfig
 from minnow.engine import budget, container, policy
@@ -16,14 +17,24 @@ _CPU_CACHE_BYTES = 4 << 30  # unless asked for more: a CPU's memory is shared wi
 _CHUNK_BYTES = 512 << 20  # what the reference operations hold at once
 
 
-def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh) -> BlockLayout:
-    """The row of a cache block on a rank; `config` has no "auto" left."""
+def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: DrafterConfig | None = None) -> BlockLayout:
+    """The row of a cache block on a rank, a drafter's pages in it; `config` has no "auto" left."""
+    pages = None
+    if drafter is not None:
+        backbone = drafter.backbone
+        pages = draft_pages(
+            backbone.num_hidden_layers,
+            mesh.share(backbone.num_key_value_heads, "tp"),
+            backbone.head_dim,
+            config.speculative_config.kv_cache_dtype,
+        )
     return layout_of(
         model,
         config.cache.kv_cache_dtype,
         config.attention_config.indexer_kv_dtype,
         num_kv_heads=mesh.share(model.num_key_value_heads, "tp"),
         block_size=config.cache.block_size,
+        drafter=pages,
     )
 
 

@@ -28,14 +28,18 @@ class Planning:
         is_scored = planned.num_prompt_logprobs(start, 1) > 0
         return min(self.budget_tokens, self.budget_logprobs) if is_scored else self.budget_tokens
 
-    def add(self, row: int, planned: Sequence, num_tokens: int) -> None:
-        """Compute the next tokens of a sequence."""
+    def add(
+        self, row: int, planned: Sequence, num_tokens: int, *, num_drafts: int = 0, num_lookahead_slots: int = 0
+    ) -> None:
+        """Compute the next tokens of a sequence, then its drafts; the slots are for the drafts after them."""
         start = planned.num_computed_tokens
         is_last_chunk = start + num_tokens == planned.num_known_tokens
         step = RowStep(
             row=row,
             start=start,
-            num_tokens=num_tokens,
+            num_tokens=num_tokens + num_drafts,
+            num_drafts=num_drafts,
+            num_lookahead_slots=num_lookahead_slots,
             num_prompt_logprobs=planned.num_prompt_logprobs(start, num_tokens),
             is_sampling=is_last_chunk and planned.is_generating,
         )

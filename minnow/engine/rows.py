@@ -9,6 +9,20 @@ from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, StepPlan
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Tokens that the next step of a row verifies.
+
+    Attributes:
+        ids: of the target's vocabulary.
+        q: f32 [P W], the very distributions over the draft vocabulary that they were drawn from; None: each was the
+            only one possible.
+    """
+
+    ids: list[int]
+    q: Tensor | None
+
+
 @dataclass(slots=True)
 class Row:
     """What the muscle remembers of a sequence between steps.
@@ -18,6 +32,7 @@ class Row:
         num_blocks: entries of the row's block table that are set.
         bias: f32 [V], what the request adds to every row of logits, minus infinity where a token may not be drawn; made
             by the sampler when it is first needed.
+        drafts: made after its last step, or None.
     """
 
     token_ids: list[int]
@@ -28,6 +43,7 @@ class Row:
     adapter_slot: int = 0
     num_blocks: int = 0
     bias: Tensor | None = None
+    drafts: Drafts | None = None
 
     @property
     def num_output_tokens(self) -> int:

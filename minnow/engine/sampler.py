@@ -1,6 +1,7 @@
 """logits -> tokens, log-probabilities"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -46,39 +47,83 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
         One RowResult each; a row whose logits are not finite fails alone. Minus infinity is finite enough: such a token
         is never drawn. A row of nothing else fails.
     """
-    drawable, adjusted, broken = logits, set[int](), set[int]()
-    for s, (_, row) in enumerate(rows):
-        if not _is_adjusting(row):
-            continue
-        if not adjusted:
-            drawable = logits.clone()
-        adjusted.add(s)
-        if _is_broken(logits[s : s + 1]):  # a ban must not hide it
-            broken.add(s)
-        _adjust(drawable[s], row)
-    settings = [row.sampling for _, row in rows]
-
-    def send(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)
-
+    drawable = adjust(logits, [(row, ()) for _, row in rows])
+    numbers = [random_uniform(row.seed, len(row.token_ids)) for _, row in rows]
     ids = kernels.sample(
-        drawable,
-        send([p.temperature for p in settings], torch.float32),
-        send([p.top_k for p in settings], torch.int64),
-        send([p.top_p for p in settings], torch.float32),
-        send([p.min_p for p in settings], torch.float32),
-        send([random_uniform(row.seed, len(row.token_ids)) for _, row in rows], torch.float64),
+        drawable.logits,
+        *settings([row.sampling for _, row in rows], logits.device),
+        torch.tensor(numbers, dtype=torch.float64, device=logits.device),
     ).tolist()
     results = []
     for s, (number, row) in enumerate(rows):
-        if ids[s] < 0 or s in broken:
-            is_closed = ids[s] == NONE_OPEN and s in adjusted - broken
-            results.append(RowResult(row=number, error=_NONE_OPEN if is_closed else _NOT_FINITE))
-            continue
-        wanted = row.sampling.logprobs
-        logprobs = () if wanted is None else tuple(_logprobs(logits[s : s + 1], [ids[s]], wanted))
-        results.append(RowResult(row=number, token_ids=(ids[s],), logprobs=logprobs))
+        error = drawable.error(s, ids[s])
+        results.append(
+            RowResult(row=number, error=error) if error else answer(number, row, logits[s : s + 1], [ids[s]])
+        )
     return results
+
+
+def answer(number: int, row: Row, logits: Tensor, ids: list[int]) -> RowResult:
+    """The result of a row that drew tokens; logits are f32 [tokens V], as the model gave them."""
+    wanted = row.sampling.logprobs
+    logprobs = () if wanted is None else tuple(_logprobs(logits, ids, wanted))
+    return RowResult(row=number, token_ids=tuple(ids), logprobs=logprobs)
+
+
+def settings(
+    params: Sequence[SamplingParams], device: torch.device, most: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Temperature f32, top-k i64, top-p f32, min-p f32, as the operations want them; top-k is `most` at most."""
+
+    def send(values: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    return (
+        send([p.temperature for p in params], torch.float32),
+        send([p.top_k if most is None else min(p.top_k, most) for p in params], torch.int64),
+        send([p.top_p for p in params], torch.float32),
+        send([p.min_p for p in params], torch.float32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Drawable:
+    """Logits with masks, bias and penalties.
+
+    Attributes:
+        logits: f32 [R V]; those that nothing had to be done to are the model's own.
+        adjusted: rows that something was done to; broken: those whose logits were not finite before.
+    """
+
+    logits: Tensor
+    adjusted: frozenset[int]
+    broken: frozenset[int]
+
+    def error(self, r: int, found: int) -> str | None:
+        """Why nothing could be drawn from a row, where an operation found an id below 0, or None."""
+        if found >= 0 and r not in self.broken:
+            return None
+        return _NONE_OPEN if found == NONE_OPEN and r in self.adjusted - self.broken else _NOT_FINITE
+
+
+def adjust(logits: Tensor, places: Sequence[tuple[Row, Sequence[int]]]) -> Drawable:
+    """Apply what requests ask for to the model's logits.
+
+    Args:
+        logits: f32 [R V].
+        places: of each row of logits the sequence, and the drafts that stand between its tokens and that place.
+    """
+    drawable, adjusted, broken = logits, set[int](), set[int]()
+    for r, (row, drafts) in enumerate(places):
+        if not _is_adjusting(row, len(drafts)):
+            continue
+        if not adjusted:
+            drawable = logits.clone()
+        adjusted.add(r)
+        if _is_broken(logits[r : r + 1]):  # a ban must not hide it
+            broken.add(r)
+        _adjust(drawable[r], row, drafts)
+    return Drawable(drawable, frozenset(adjusted), frozenset(broken))
 
 
 def score_prompts(logits: Tensor, steps: Sequence[tuple[RowStep, Row]]) -> list[RowResult]:
@@ -117,29 +162,29 @@ def _is_broken(logits: Tensor) -> bool:
     return not bool(torch.isfinite(logits.amax(-1)).all())
 
 
-def _is_adjusting(row: Row) -> bool:
+def _is_adjusting(row: Row, num_drafts: int) -> bool:
     """Whether `_adjust` would change the row's logits."""
     sampling = row.sampling
     return (
         sampling.allowed_token_ids is not None
         or bool(sampling.logit_bias)
-        or (row.num_output_tokens < sampling.min_tokens and bool(row.stop_token_ids))
+        or (row.num_output_tokens + num_drafts < sampling.min_tokens and bool(row.stop_token_ids))
         or sampling.repetition_penalty != 1.0
         or sampling.frequency_penalty != 0
         or sampling.presence_penalty != 0
     )
 
 
-def _adjust(logits: Tensor, row: Row) -> None:
+def _adjust(logits: Tensor, row: Row, drafts: Sequence[int]) -> None:
     """Masks, bias and penalties, in place; order as in vLLM."""
     sampling = row.sampling
     if sampling.allowed_token_ids is not None or sampling.logit_bias:
         if row.bias is None:
             row.bias = _bias(sampling, logits)
         logits += row.bias
-    if row.num_output_tokens < sampling.min_tokens and row.stop_token_ids:
+    if row.num_output_tokens + len(drafts) < sampling.min_tokens and row.stop_token_ids:
         logits[list(row.stop_token_ids)] = -torch.inf
-    _penalise(logits, row)
+    _penalise(logits, row, drafts)
 
 
 def _bias(sampling: SamplingParams, logits: Tensor) -> Tensor:
@@ -155,15 +200,16 @@ def _bias(sampling: SamplingParams, logits: Tensor) -> Tensor:
     return bias
 
 
-def _penalise(logits: Tensor, row: Row) -> None:
+def _penalise(logits: Tensor, row: Row, drafts: Sequence[int]) -> None:
     sampling = row.sampling
     repetition = sampling.repetition_penalty
     if repetition != 1.0:
-        seen = torch.tensor(sorted(set(row.token_ids)), device=logits.device)
+        seen = torch.tensor(sorted({*row.token_ids, *drafts}), device=logits.device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
     if sampling.frequency_penalty or sampling.presence_penalty:
-        output = torch.tensor(row.token_ids[row.num_prompt_tokens :], dtype=torch.int64, device=logits.device)
+        generated = [*row.token_ids[row.num_prompt_tokens :], *drafts]
+        output = torch.tensor(generated, dtype=torch.int64, device=logits.device)
         counts = torch.bincount(output, minlength=len(logits)).to(logits.dtype)
         logits -= sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
 

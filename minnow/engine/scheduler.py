@@ -21,6 +21,7 @@ from minnow.core.step import (
     TokenOutput,
 )
 from minnow.engine import policy, sequence
+from minnow.engine.acceptance import Acceptance
 from minnow.engine.planning import Planning
 from minnow.engine.sequence import Sequence, State
 
@@ -45,6 +46,7 @@ class Scheduler:
         eos_token_ids: tuple[int, ...],
         seed: int,
         enable_prefix_caching: bool,
+        num_speculative_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a scheduler without requests.
@@ -56,6 +58,7 @@ class Scheduler:
             eos_token_ids: end a sequence unless it has ignore_eos.
             seed: gives requests without a seed one each.
             enable_prefix_caching: reuse blocks of equal prefixes.
+            num_speculative_tokens: drafts that the device makes for a sequence at most; 0 without a drafter.
             clock: seconds; tells how long requests wait.
 
         Raises:
@@ -71,6 +74,7 @@ class Scheduler:
         self._cache_tokens = blocks.num_usable_blocks * blocks.block_size
         self._eos_token_ids = eos_token_ids
         self._seed = seed
+        self._num_speculative_tokens = num_speculative_tokens
         self._clock = clock
         self._waiting: list[Sequence] = []  # both lists in the order of ranks
         self._running: list[Sequence] = []
@@ -87,6 +91,7 @@ class Scheduler:
         self._prompt_tokens = 0
         self._generation_tokens = 0
         self._computed_tokens = 0
+        self._acceptance = Acceptance(num_speculative_tokens)
 
     @property
     def is_idle(self) -> bool:
@@ -156,6 +161,7 @@ class Scheduler:
             planned.num_computed_tokens += step.num_tokens
             planned.num_in_flight += 1
             planned.num_pending_tokens += step.is_sampling
+            planned.num_ready_drafts = 0
         self._in_flight[plan.step] = tuple(planned for planned, _ in planning.step_by_row.values())
         return plan
 
@@ -163,10 +169,14 @@ class Scheduler:
         num_remaining = running.num_remaining_tokens
         if running.state is not State.RUNNING or num_remaining < 1 or (num_remaining == 1) != is_decoding:
             return
+        if self._num_speculative_tokens and running.num_pending_tokens:
+            return  # where its next step begins is known when the drafts of this one are settled
         num_tokens = self._num_chunk_tokens(num_remaining, planning.budget_of(running, running.num_computed_tokens))
         if not num_tokens:
             return
-        num_blocks = self._blocks.num_blocks_of(running.num_computed_tokens + num_tokens) - len(running.block_ids)
+        num_drafts, num_slots = self._num_drafts(running, num_tokens, planning.budget_tokens, running.block_ids)
+        num_held_tokens = running.num_computed_tokens + num_tokens + num_drafts + num_slots
+        num_blocks = self._blocks.num_blocks_of(num_held_tokens) - len(running.block_ids)
         while num_blocks > self._blocks.num_free_blocks:
             preempted = policy.victim(self._running)
             self._preempt(preempted, planning)
@@ -176,7 +186,24 @@ class Scheduler:
             new_ids = self._blocks.allocate(num_blocks)
             running.block_ids += new_ids
             planning.blocks_by_row[_row(running)] = new_ids
-        planning.add(_row(running), running, num_tokens)
+        planning.add(_row(running), running, num_tokens, num_drafts=num_drafts, num_lookahead_slots=num_slots)
+
+    def _num_drafts(
+        self, planned: Sequence, num_tokens: int, budget_tokens: int, block_ids: list[int]
+    ) -> tuple[int, int]:
+        """Drafts that a step verifies behind a sequence's next tokens, and slots for those that are made then.
+
+        Short of blocks there are fewer of both; nobody is preempted for a draft.
+        """
+        end = planned.num_computed_tokens + num_tokens
+        if not self._num_speculative_tokens or end < planned.num_known_tokens or not planned.is_generating:
+            return 0, 0
+        # A draft is worth its place where a token after it is still wanted.
+        num_wanted_tokens = planned.max_total_tokens - 1 - end
+        num_free_tokens = (len(block_ids) + self._blocks.num_free_blocks) * self._blocks.block_size - end
+        most = max(min(num_wanted_tokens, num_free_tokens), 0)
+        num_drafts = max(min(planned.num_ready_drafts, budget_tokens - num_tokens, most), 0)
+        return num_drafts, min(self._num_speculative_tokens, most - num_drafts)
 
     def _preempt(self, victim: Sequence, planning: Planning) -> None:
         """Take everything from a running sequence but its tokens; it is computed anew later."""
@@ -184,7 +211,7 @@ class Scheduler:
         _remove(self._running, victim)
         self._release(victim)
         victim.state = State.PREEMPTED
-        victim.num_computed_tokens = victim.num_published_blocks = 0
+        victim.num_computed_tokens = victim.num_published_blocks = victim.num_ready_drafts = 0
         victim.num_preemptions += 1
         self._num_preemptions += 1
         insort(self._waiting, victim, key=_rank)
@@ -223,6 +250,10 @@ class Scheduler:
         self._blocks.share(cached)
         waiting.block_ids = cached + self._blocks.allocate(num_new_blocks)
         waiting.num_computed_tokens = num_cached_tokens
+        _, num_slots = self._num_drafts(waiting, num_tokens, planning.budget_tokens, waiting.block_ids)
+        num_blocks = self._blocks.num_blocks_of(num_cached_tokens + num_tokens + num_slots)
+        if num_blocks > len(waiting.block_ids):
+            waiting.block_ids += self._blocks.allocate(num_blocks - len(waiting.block_ids))
         waiting.num_published_blocks = len(cached)
         waiting.row = heapq.heappop(self._free_rows)
         waiting.state = State.RUNNING
@@ -235,7 +266,7 @@ class Scheduler:
         insort(self._running, waiting, key=_rank)
         planning.starts.append(waiting.row_start())
         planning.blocks_by_row[waiting.row] = waiting.block_ids
-        planning.add(waiting.row, waiting, num_tokens)
+        planning.add(waiting.row, waiting, num_tokens, num_lookahead_slots=num_slots)
         return True
 
     def _match(self, waiting: Sequence) -> list[int]:
@@ -294,10 +325,12 @@ class Scheduler:
             assert len(row.prompt_logprobs) == step.num_prompt_logprobs, f"row {step.row} did not score its prompt"
             planned.keep(step.start, row.prompt_logprobs)
         num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
+        self._acceptance.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
         num_taken_tokens, reason = planned.take(row.token_ids)
         self._generation_tokens += num_taken_tokens
         if planned.state is State.RUNNING:
             planned.num_computed_tokens -= num_rejected_tokens
+            planned.num_ready_drafts = row.num_drafts
             self._publish(planned, step.start + step.num_tokens - num_rejected_tokens)
         if not planned.is_generating and step.start + step.num_tokens >= planned.max_total_tokens:
             reason = "length"
@@ -362,6 +395,10 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             computed_tokens=self._computed_tokens,
+            num_drafts=self._acceptance.num_drafts,
+            num_draft_tokens=self._acceptance.num_draft_tokens,
+            num_accepted_tokens=sum(self._acceptance.accepted_per_position),
+            accepted_per_position=tuple(self._acceptance.accepted_per_position),
         )
 
     def check(self) -> None:

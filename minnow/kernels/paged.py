@@ -1,5 +1,6 @@
 """block tables and caches of made-up sequences, for the inputs of cases"""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -41,8 +42,13 @@ def make_attention(
     contexts: tuple[int, ...],
     queries: tuple[int, ...],
     format: str,
+    window: int = 0,
 ) -> dict[str, Any]:
-    """Random queries, the last of each context, and random keys and values in a shuffled pool."""
+    """Random queries, the last of each context, and random keys and values in a shuffled pool.
+
+    Args:
+        window: keys that a query sees back at most, and then all the queries of a sequence see each other; 0: neither.
+    """
     generator = torch.Generator().manual_seed(sum(contexts))
     tables, num_pool_blocks = make_tables(device, L, contexts, queries)
     shape = (num_pool_blocks, G, L, H)
@@ -52,4 +58,13 @@ def make_attention(
         "v_cache": encode(format, torch.randn(shape, generator=generator).to(device)),
         **tables,
         "scale": H**-0.5,
+        **_windowed(tables, window),
     }
+
+
+def _windowed(tables: dict[str, Tensor], window: int) -> dict[str, Tensor]:
+    if not window:
+        return {}
+    positions, bounds = tables["positions"], tables["query_start"].tolist()
+    ends = torch.cat([positions[b - 1 : b].expand(b - a) for a, b in pairwise(bounds)])
+    return {"first_keys": (positions - window + 1).clamp(min=0), "positions": ends}

@@ -85,19 +85,25 @@ def of_cache(cache: Weight) -> tuple[int, ...]:
 
 
 def of_sequences(
-    block_table: Tensor, query_start: Tensor, positions: Tensor, prompt_end: Tensor | None = None
+    block_table: Tensor,
+    query_start: Tensor,
+    positions: Tensor,
+    prompt_end: Tensor | None = None,
+    first_keys: Tensor | None = None,
 ) -> tuple[int, ...]:
-    """`struct Sequences`: eight words that hold as long as the tensors live.
+    """`struct Sequences`: nine words that hold as long as the tensors live.
 
     Args:
         block_table: i32 [S M], rows may lie apart; query_start: i32 [S + 1]; positions: i32 [T], both dense.
         prompt_end: i32 [S], positions from which on tokens were generated; None: all are of prompts.
+        first_keys: i32 [T], that dense attention sees; None: all from 0 on.
     """
     assert block_table.stride(1) == 1 or block_table.shape[1] <= 1
     assert query_start.is_contiguous() and positions.is_contiguous()
     pointers = (part.data_ptr() for part in (block_table, query_start, positions))
-    end = 0 if prompt_end is None else prompt_end.data_ptr()
-    return (len(positions), *block_table.shape, block_table.stride(0), *pointers, end)
+    assert first_keys is None or first_keys.is_contiguous()
+    others = (0 if part is None else part.data_ptr() for part in (prompt_end, first_keys))
+    return (len(positions), *block_table.shape, block_table.stride(0), *pointers, *others)
 
 
 def _plane(part: Tensor) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """MSA attention (index branch and sparse) and its dense form"""
 
+import torch
 from torch import Tensor, nn
 
 from minnow.cache.pool import LayerCache
@@ -10,13 +11,16 @@ from minnow.model.step import StepInputs
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of one layer; sparse layers first choose blocks with the index heads."""
+    """Grouped-query attention of one layer; sparse layers first choose blocks with the index heads.
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, inv_freq: Tensor) -> None:
+    Args:
+        at: what the names of its weights begin with.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, inv_freq: Tensor, at: str) -> None:
         super().__init__()
         self.config, self.kernels = config, kernels
         self.is_sparse = config.sparse.is_sparse[layer]
-        at = f"model.layers.{layer}.self_attn."
         projections = ("q_proj", "k_proj", "v_proj") + (("index_q_proj", "index_k_proj") if self.is_sparse else ())
         self.project_in = Linear(kernels, *(at + p for p in projections))
         self.project_out = Linear(kernels, at + "o_proj")
@@ -31,7 +35,7 @@ class Attention(nn.Module):
 
     def forward(self, x_TD: Tensor, inputs: StepInputs, cache: LayerCache) -> Tensor:
         """[T D] -> [T D]; K, V and index keys of the step are written to the cache first."""
-        q_TNH, k_TGH, v_TGH, *index = self._project(x_TD, inputs.positions)
+        q_TNH, k_TGH, v_TGH, *index = self.project(x_TD, inputs.positions)
         write = self.kernels.kv_write
         write(k_TGH, cache.k, inputs.slots)
         write(v_TGH, cache.v, inputs.slots)
@@ -56,15 +60,26 @@ class Attention(nn.Module):
         y_TD: Tensor = self.project_out(out_TNH.flatten(1))
         return y_TD
 
-    def _project(self, x_TD: Tensor, positions_T: Tensor) -> list[Tensor]:
+    def project(self, x_TD: Tensor, positions_T: Tensor) -> list[Tensor]:
         """q, k, v, and on a sparse layer the index queries and the index key: each [T heads width]."""
         config, sparse = self.config, self.config.sparse
         heads = [(config.num_attention_heads, config.head_dim)] + [(config.num_key_value_heads, config.head_dim)] * 2
         if self.is_sparse:
             heads += [(sparse.num_index_heads, sparse.index_dim), (1, sparse.index_dim)]
-        parts = self.project_in(x_TD).split([n * width for n, width in heads], dim=1)
-        q, k, v, *index = (p.unflatten(1, shape) for p, shape in zip(parts, heads, strict=True))
+        q, k, v, *index = _split(self.project_in(x_TD), heads)
         q, k = self.turn_q(q, positions_T), self.turn_k(k, positions_T)
         if self.is_sparse:
             index = [self.turn_index_q(index[0], positions_T), self.turn_index_k(index[1], positions_T)]
         return [q, k, v, *index]
+
+    def keys_values(self, x_TD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v alone, [T G H] each: what a drafter's context lends."""
+        heads = [(self.config.num_key_value_heads, self.config.head_dim)] * 2
+        k, v = _split(self.kernels.linear(x_TD, self.project_in.weights[1:3], None), heads)
+        return self.turn_k(k, positions_T), v
+
+
+def _split(projected_TD: Tensor, heads: list[tuple[int, int]]) -> list[Tensor]:
+    """[T sum of heads * width] -> [T heads width] each."""
+    parts = torch.split(projected_TD, [n * width for n, width in heads], dim=1)
+    return [part.reshape(-1, *shape) for part, shape in zip(parts, heads, strict=True)]

@@ -16,15 +16,18 @@ from minnow.model.step import StepInputs, StepOutput
 
 
 class DecoderLayer(nn.Module):
-    """h + attention(norm h), then h + feed_forward(norm h)."""
+    """h + attention(norm h), then h + feed_forward(norm h).
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, inv_freq: Tensor) -> None:
+    Args:
+        at: what the names of its weights begin with.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, inv_freq: Tensor, at: str) -> None:
         super().__init__()
-        at = f"model.layers.{layer}."
         self.attention_norm = Norm(kernels, at + "input_layernorm", config.rms_norm_eps, config.norm_offset)
-        self.attention = Attention(config, layer, kernels, inv_freq)
+        self.attention = Attention(config, layer, kernels, inv_freq, at + "self_attn.")
         self.feed_forward_norm = Norm(kernels, at + "post_attention_layernorm", config.rms_norm_eps, config.norm_offset)
-        self.feed_forward = feed_forward(config, layer, kernels)
+        self.feed_forward = feed_forward(config, layer, kernels, at)
 
     def forward(self, h_TD: Tensor, inputs: StepInputs, cache: LayerCache) -> Tensor:
         """[T D] -> [T D], the residual stream."""
@@ -43,11 +46,12 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.kernels = config, kernels
         inv_freq = inverse_frequencies(config, device)
         self.embed = Embedding(kernels, "model.embed_tokens", dtype)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, kernels, inv_freq) for layer in range(config.num_hidden_layers)
+            DecoderLayer(config, layer, kernels, inv_freq, f"model.layers.{layer}.")
+            for layer in range(config.num_hidden_layers)
         )
         self.norm = Norm(kernels, "model.norm", config.rms_norm_eps, config.norm_offset)
         head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
@@ -63,7 +67,7 @@ class Decoder(nn.Module):
         h_TD = self.embed(inputs.ids)
         if inputs.embeddings is not None:
             h_TD = h_TD.index_copy(0, inputs.embedding_rows, inputs.embeddings.to(h_TD.dtype))
-        tapped: dict[int, Tensor] = {}
+        tapped = {-1: h_TD}
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             h_TD = layer(h_TD, inputs, cache)
             if i in inputs.tap_layers:

@@ -54,9 +54,8 @@ class Router(nn.Module):
 class MixtureOfExperts(nn.Module):
     """Routed experts plus the shared one."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, at: str) -> None:
         super().__init__()
-        at = f"model.layers.{layer}.block_sparse_moe."
         self.router = Router(config, kernels, at)
         routed = (at + f"experts.{e}." for e in range(config.num_local_experts))
         self.routed = GatedExperts(config, kernels, tuple((e + "w1", e + "w3", e + "w2") for e in routed))
@@ -70,11 +69,11 @@ class MixtureOfExperts(nn.Module):
         return y_TD if self.shared is None else y_TD + self.shared(x_TD)
 
 
-def feed_forward(config: ModelConfig, layer: int, kernels: Kernels) -> nn.Module:
-    """The feed-forward part of a layer: experts, or one dense gated unit."""
+def feed_forward(config: ModelConfig, layer: int, kernels: Kernels, at: str) -> nn.Module:
+    """The feed-forward part of a layer, whose names begin with `at`: experts, or one dense gated unit."""
     if config.is_moe[layer]:
-        return MixtureOfExperts(config, layer, kernels)
-    return GatedExperts(config, kernels, (_gate_up_down(f"model.layers.{layer}.mlp."),))
+        return MixtureOfExperts(config, kernels, at + "block_sparse_moe.")
+    return GatedExperts(config, kernels, (_gate_up_down(at + "mlp."),))
 
 
 def _gate_up_down(at: str) -> tuple[str, str, str]:

@@ -57,12 +57,12 @@ class HeadNormRope(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token ids to rows of the table."""
+    """Token ids to rows of the table; without a name somebody else's."""
 
-    def __init__(self, kernels: Kernels, name: str, dtype: torch.dtype) -> None:
+    def __init__(self, kernels: Kernels, name: str | None, dtype: torch.dtype) -> None:
         super().__init__()
         self.kernels, self.dtype = kernels, dtype
-        self.weight_names = (name,)
+        self.weight_names = () if name is None else (name,)
         self.weights: tuple[Weight, ...] = ()
 
     def forward(self, ids_T: Tensor) -> Tensor:

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from minnow.cache.pool import LayerCache
 from minnow.checkpoint.resident import ResidentWeights
+from minnow.config.model import ModelConfig
 from minnow.core.errors import ConfigError
 from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels import words
@@ -14,6 +16,7 @@ from minnow.kernels.registry import Kernels
 from minnow.kernels.tiles import Tiled, can_tile, tile
 from minnow.kernels.words import Matrix
 from minnow.model.decoder import Decoder, DecoderLayer
+from minnow.model.dspark import Block, Drafter
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope
 from minnow.model.step import StepInputs, StepOutput
@@ -46,30 +49,9 @@ class NativeStep:
                 where they are.
             digits: bytes that activations have in tiles; 3 is as exact as FP32.
         """
-        config = decoder.config
         self._caches = caches
         self._dtype = decoder.embed.dtype
-        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-        hold = _resident(decoder, digits) if is_resident else _in_place
-        self._model = NativeModel(
-            ModelParts(
-                layers=tuple(_layer_parts(layer, cache, hold) for layer, cache in zip(layers, caches, strict=True)),
-                embedding=hold(decoder.embed.weights[0]),
-                norm=decoder.norm.weights[0],  # type: ignore[arg-type]
-                head=hold(decoder.head.weights[0]),
-                inv_freq=layers[0].attention.turn_q.inv_freq,
-                eps=config.rms_norm_eps,
-                offset=config.norm_offset,
-                scale=config.head_dim**-0.5,
-                num_blocks=config.sparse.num_blocks,
-                num_local_blocks=config.sparse.num_local_blocks,
-                num_init_blocks=config.sparse.num_init_blocks,
-                num_experts_per_token=config.num_experts_per_tok,
-                routed_scaling=config.routed_scaling_factor,
-                activation=words.of_activation(_any_experts(layers[0]).activation),
-                dtype=self._dtype,
-            )
-        )
+        self._model = _native_model(decoder, decoder.config, caches, is_resident=is_resident, digits=digits)
 
     def __call__(self, inputs: StepInputs, caches: Sequence[LayerCache]) -> StepOutput:
         """Run one step; see Decoder.forward."""
@@ -96,11 +78,63 @@ class NativeStep:
         )
 
 
+class NativeBlock:
+    """A BlockFunction: the layers of a drafter and its base logits in one call; see engine/speculative.py."""
+
+    def __init__(
+        self, drafter: Drafter, caches: Sequence[LayerCache], *, is_resident: bool = False, digits: int = 3
+    ) -> None:
+        """Take over a drafter that is loaded and shares the target's embedding and head; see NativeStep."""
+        self._dtype = drafter.embed.dtype
+        self._model = _native_model(drafter, drafter.config.backbone, caches, is_resident=is_resident, digits=digits)
+
+    def __call__(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Hidden states [T D], and logits before the Markov head f32 [T W]."""
+        hidden, logits = self._model.step(
+            block.ids,
+            block.positions,
+            block.slots,
+            block.query_start,
+            block.block_table,
+            None,
+            torch.arange(len(block.ids)),
+            (),
+            block=(block.last_keys, block.first_keys),
+        )
+        return hidden.to(self._dtype), logits
+
+
+def _native_model(
+    network: Decoder | Drafter, config: ModelConfig, caches: Sequence[LayerCache], *, is_resident: bool, digits: int
+) -> NativeModel:
+    layers = [layer for layer in network.layers if isinstance(layer, DecoderLayer)]
+    hold = _resident(network, digits) if is_resident else _in_place
+    return NativeModel(
+        ModelParts(
+            layers=tuple(_layer_parts(layer, cache, hold) for layer, cache in zip(layers, caches, strict=True)),
+            embedding=hold(network.embed.weights[0]),
+            norm=network.norm.weights[0],  # type: ignore[arg-type]
+            head=hold(network.head.weights[0]),
+            inv_freq=layers[0].attention.turn_q.inv_freq,
+            eps=config.rms_norm_eps,
+            offset=config.norm_offset,
+            scale=config.head_dim**-0.5,
+            num_blocks=config.sparse.num_blocks,
+            num_local_blocks=config.sparse.num_local_blocks,
+            num_init_blocks=config.sparse.num_init_blocks,
+            num_experts_per_token=config.num_experts_per_tok,
+            routed_scaling=config.routed_scaling_factor,
+            activation=words.of_activation(_any_experts(layers[0]).activation),
+            dtype=network.embed.dtype,
+        )
+    )
+
+
 def _in_place(weight: Weight) -> Matrix:
     return weight
 
 
-def _resident(decoder: Decoder, digits: int) -> Callable[[Weight], Matrix]:
+def _resident(decoder: Decoder | Drafter, digits: int) -> Callable[[Weight], Matrix]:
     """Matrices of the decoder -> the same in one stretch of memory, in tiles where there are any."""
     weights = {id(weight): weight for module in decoder.modules() for weight in getattr(module, "weights", ())}
     num_bytes = sum(w.num_bytes if isinstance(w, Quantized) else w.nbytes for w in weights.values())

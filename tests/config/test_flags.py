@@ -58,8 +58,8 @@ def test_dotted_form_in_both_spellings() -> None:
         (["--block-size"], "--block-size: expected one argument"),
         (["a", "b"], "'b' is one argument too many; see minnow serve --help"),
         (
-            ["--speculative-config.method", "dspark"],
-            "--speculative-config.method is refused: drafts are not served yet",
+            ["--kv-transfer-config.kv_role", "kv_both"],
+            "--kv-transfer-config.kv_role is refused: blocks are not moved between machines",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_help_names_unit_default_and_choices() -> None:
     assert "--max-num-seqs SEQUENCES sequences in one step (default: 64)" in text
     assert "--kv-cache-dtype {auto,float32,bfloat16,fp8,nvfp4}" in text
     assert "--enable-prefix-caching, --no-enable-prefix-caching" in text
-    assert "--speculative-config" not in text
+    assert "--kv-transfer-config" not in text
 
 
 def test_a_commands_own_arguments_do_not_collide() -> None:

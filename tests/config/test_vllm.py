@@ -12,21 +12,21 @@ from minnow.config.model import known
 from minnow.core.errors import ConfigError
 
 RECIPES = Path(__file__).parents[1] / "golden" / "recipes.txt"
-DRAFTS, REASONING, EXPERTS, TRANSFER = (
-    "--speculative-config", "--reasoning-parser", "--quantization-config.moe", "--kv-transfer-config",
+REASONING, EXPERTS, TRANSFER = (
+    "--reasoning-parser", "--quantization-config.moe", "--kv-transfer-config",
 )  # fmt: skip
 TOOLS = ("--tool-call-parser", "--enable-auto-tool-choice")
 REFUSED_BY_RECIPE = {
-    "b300-tp8": {DRAFTS, REASONING, *TOOLS},
-    "b300-docker": {DRAFTS, REASONING, *TOOLS},
-    "mi355x-tp4": {DRAFTS, REASONING, EXPERTS},
-    "mi355x-tp4-dbo-sp": {DRAFTS, REASONING, EXPERTS},
-    "gb200-tp4": {DRAFTS, REASONING},
+    "b300-tp8": {REASONING, *TOOLS},
+    "b300-docker": {REASONING, *TOOLS},
+    "mi355x-tp4": {REASONING, EXPERTS},
+    "mi355x-tp4-dbo-sp": {REASONING, EXPERTS},
+    "gb200-tp4": {REASONING},
     "hopper-tp8": {REASONING, *TOOLS},
-    "mi355x-prefill": {DRAFTS, REASONING, EXPERTS, TRANSFER},
-    "mi355x-decode": {DRAFTS, REASONING, EXPERTS, TRANSFER},
-    "gb300-prefill": {DRAFTS, REASONING, TRANSFER},
-    "gb300-decode": {DRAFTS, REASONING, TRANSFER},
+    "mi355x-prefill": {REASONING, EXPERTS, TRANSFER},
+    "mi355x-decode": {REASONING, EXPERTS, TRANSFER},
+    "gb300-prefill": {REASONING, TRANSFER},
+    "gb300-decode": {REASONING, TRANSFER},
 }
 
 
@@ -126,7 +126,7 @@ def test_a_key_that_would_guard_nothing_is_refused() -> None:
 
 
 def test_table_and_flags_agree() -> None:
-    ours = {item.flag for item in flags.settings().values()} | {"--attention-config", "--config"}
+    ours = {item.flag for item in flags.settings().values()} | {"--attention-config", "--speculative-config", "--config"}
     rows = [row.flag for row in (*vllm.FLAGS, *vllm.ENVIRONMENT)]
     assert len(rows) == len(set(rows))
     for row in vllm.FLAGS:

@@ -106,8 +106,7 @@ def test_omitted_max_tokens_ends_where_all_blocks_are_full() -> None:
 
 
 def test_accepted_drafts_behind_a_stop_token_are_dropped() -> None:
-    """No step has drafts yet; this is the shape they will come in."""
-    scheduler, runner = make_scheduler()
+    scheduler, runner = make_scheduler(num_speculative_tokens=2)
     scheduler.add(replace(make_request("a", 5), sampling=SamplingParams(stop_token_ids=(9,), min_tokens=1)))
     step(scheduler, runner)
     plan = scheduler.plan()

@@ -35,6 +35,7 @@ class Workload:
     max_model_len: int
     is_caching: bool
     num_ahead: int  # plans made before the oldest is committed: 0 is the plain loop, 1 the overlapped one
+    num_drafts: int = 0
 
     @property
     def max_context_tokens(self) -> int:
@@ -64,7 +65,7 @@ class Drive:
         self.workload = workload
         self.collector = Collector()
         self.refused: set[str] = set()
-        self.runner = FakeRunner(BLOCK_SIZE, workload.failing)
+        self.runner = FakeRunner(BLOCK_SIZE, workload.failing, workload.num_drafts)
         self.scheduler = Scheduler(
             workload.config,
             BlockPool(workload.num_blocks, BLOCK_SIZE),
@@ -72,6 +73,7 @@ class Drive:
             eos_token_ids=EOS,
             seed=0,
             enable_prefix_caching=workload.is_caching,
+            num_speculative_tokens=workload.num_drafts,
         )
         self._arriving = sorted(workload.requests, key=lambda pair: pair[0])
         self._running: list[tuple[StepPlan, FakePending]] = []
@@ -198,6 +200,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         max_model_len=draw(st.integers(16, 60)),
         is_caching=draw(st.booleans()),
         num_ahead=draw(st.integers(0, 2)),
+        num_drafts=draw(st.sampled_from((0, 0, 1, 3, 7))),
     )
 
 
@@ -209,7 +212,7 @@ def test_any_workload(workload: Workload) -> None:
     drive.expect_all_answered()
 
 
-def crowd(num_requests: int, *, seed: int, num_ahead: int) -> Workload:
+def crowd(num_requests: int, *, seed: int, num_ahead: int, num_drafts: int = 0) -> Workload:
     """Many requests with a few shared beginnings on a pool that holds about six of them."""
     chance = random.Random(seed)
     requests = []
@@ -228,13 +231,14 @@ def crowd(num_requests: int, *, seed: int, num_ahead: int) -> Workload:
         max_model_len=64,
         is_caching=True,
         num_ahead=num_ahead,
+        num_drafts=num_drafts,
     )
 
 
-@pytest.mark.parametrize("num_ahead", [0, 1])
-def test_a_crowd_with_shared_prefixes_on_a_small_pool(num_ahead: int) -> None:
+@pytest.mark.parametrize(("num_ahead", "num_drafts", "num_blocks"), [(0, 0, 60), (1, 0, 60), (0, 5, 18)])
+def test_a_crowd_with_shared_prefixes_on_a_small_pool(num_ahead: int, num_drafts: int, num_blocks: int) -> None:
     """Case C05: 512 requests, preemptions and prefix hits, each answered as if it were alone."""
-    workload = crowd(512, seed=5, num_ahead=num_ahead)
+    workload = replace(crowd(512, seed=5, num_ahead=num_ahead, num_drafts=num_drafts), num_blocks=num_blocks)
     drive = Drive(workload)
     drive.run()
     drive.expect_all_answered()
@@ -242,6 +246,9 @@ def test_a_crowd_with_shared_prefixes_on_a_small_pool(num_ahead: int) -> None:
     assert not drive.refused and len(drive.collector.ends) == 512
     assert stats.num_preemptions > 20 and stats.prefix_hits_tokens > 500
     assert stats.generation_tokens == sum(map(len, drive.collector.token_ids.values()))
+    assert num_drafts == len(stats.accepted_per_position)
+    assert stats.accepted_per_position == tuple(sorted(stats.accepted_per_position, reverse=True))
+    assert not num_drafts or stats.num_accepted_tokens > stats.num_drafts > 0
     num_prompt_tokens = sum(len(request.token_ids) for _, request in workload.requests)
     assert stats.prompt_tokens == stats.prefix_queries_tokens == num_prompt_tokens  # each counted once, come what may
 

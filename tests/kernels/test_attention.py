@@ -80,8 +80,8 @@ def test_generated_rows_lose_no_bits(number_format: str, end: int, monkeypatch: 
     """All rows are, some sequences', or the last ones of the longest."""
     plain = words.of_sequences
 
-    def with_end(block_table: torch.Tensor, *others: torch.Tensor) -> tuple[int, ...]:
-        return plain(block_table, *others, ends)
+    def with_end(block_table: torch.Tensor, *others: torch.Tensor, **named: Any) -> tuple[int, ...]:
+        return plain(block_table, *others, ends, **named)
 
     inputs = inputs_of("dense_attention", number_format)
     ends = torch.full((len(inputs["block_table"]),), end, dtype=torch.int32)

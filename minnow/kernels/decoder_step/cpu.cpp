@@ -44,6 +44,7 @@ struct Step {
     Sequences sequences;
     const int32_t* ids;
     const int64_t* slots;
+    const int32_t* rope_positions;  // [T], or null where they are the sequences' positions
     int64_t num_logits;
     const int64_t* logits_rows;
     float* hidden;  // [Q D]
@@ -77,7 +78,8 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
     float* projected = memory.take<float>(num_tokens * stride);
     linear(team, x, model.width, num_tokens, layer.projections, num_parts, is_bf16,
            {projected, stride, false, is_bf16});
-    qk_norm_rope_write(team, projected, stride, num_tokens, parts, num_parts, sequences.positions, model.inv_freq,
+    const int32_t* positions = step.rope_positions != nullptr ? step.rope_positions : sequences.positions;
+    qk_norm_rope_write(team, projected, stride, num_tokens, parts, num_parts, positions, model.inv_freq,
                        model.num_frequencies, static_cast<float>(model.eps), static_cast<float>(model.offset),
                        step.slots, is_bf16);
     prefetch_first(team, layer.project_out);
@@ -141,6 +143,13 @@ static void decoder_step(Team& team, const Model& model, const Step& step) {
     team.for_each(step.num_embeddings, [&](int64_t i) {
         copy_row(h + step.embedding_rows[i] * width, step.embeddings + i * width, width);
     });
+    const auto tap = [&](int64_t layer) {
+        for (int64_t i = 0; i < step.num_taps; ++i) {
+            if (step.tap_layers[i] != layer) continue;
+            team.for_each(num_tokens, [&](int64_t t) { copy_row(step.taps[i] + t * width, h + t * width, width); });
+        }
+    };
+    tap(-1);
     for (int64_t i = 0; i < model.num_layers; ++i) {
         const Layer& layer = model.layers[i];
         prefetch_first(team, layer.projections[0]);
@@ -149,12 +158,7 @@ static void decoder_step(Team& team, const Model& model, const Step& step) {
         if (layer.num_experts == 0) prefetch_first(team, layer.shared.gate);
         norm(team, h, width, layer.feed_forward_norm, x, num_tokens, width, eps, offset, is_bf16);
         feed_forward(team, model, layer, num_tokens, x, h);
-        for (int64_t tap = 0; tap < step.num_taps; ++tap) {
-            if (step.tap_layers[tap] != i) continue;
-            team.for_each(num_tokens, [&](int64_t t) {
-                copy_row(step.taps[tap] + t * width, h + t * width, width);
-            });
-        }
+        tap(i);
     }
     team.for_each(step.num_logits, [&](int64_t i) { copy_row(x + i * width, h + step.logits_rows[i] * width, width); });
     prefetch_first(team, model.head);

@@ -100,15 +100,18 @@ class NativeModel:
         prompt_end: Tensor | None,
         logits_rows: Tensor,
         taps: Sequence[tuple[int, Tensor]],
-        embeddings: tuple[Tensor, Tensor] | None,
+        embeddings: tuple[Tensor, Tensor] | None = None,
+        block: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a step; K/V go to the caches, the residual after a layer to its tap.
 
         Args:
             ids, positions, query_start, prompt_end: i32; slots, logits_rows: i64; block_table: i32 [S M], whose rows
                 may lie apart.
-            taps: layer and f32 [T D] to be filled.
+            taps: layer (-1 is the embedding) and f32 [T D] to be filled.
             embeddings: rows i64 [X] and f32 [X D] that replace those of the ids.
+            block: of a drafter's step: i32 [T] the last key and i32 [T] the first one that a token sees, instead of its
+                own position and 0.
 
         Returns:
             hidden f32 [Q D] after the last norm, logits f32 [Q V].
@@ -119,9 +122,10 @@ class NativeModel:
         tap_layers = words.pack(*(layer for layer, _ in taps))
         tap_places = words.pack(*(tap.data_ptr() for _, tap in taps))
         rows, values = (None, None) if embeddings is None else embeddings
+        last_keys, first_keys = (positions, None) if block is None else block
         step = words.pack(
-            *words.of_sequences(block_table, query_start, positions, prompt_end),
-            ids.data_ptr(), slots.data_ptr(),
+            *words.of_sequences(block_table, query_start, last_keys, prompt_end, first_keys),
+            ids.data_ptr(), slots.data_ptr(), 0 if block is None else positions.data_ptr(),
             num_logits, logits_rows.data_ptr(), hidden.data_ptr(), logits.data_ptr(),
             len(taps), ctypes.addressof(tap_layers), ctypes.addressof(tap_places),
             0 if rows is None else len(rows),

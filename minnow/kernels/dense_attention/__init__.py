@@ -1,4 +1,4 @@
-"""causal attention over the whole context; prefill and decode alike"""
+"""causal attention over the context, or a window of it; prefill, decode and drafts alike"""
 
 from minnow.kernels.contract import Op
 
@@ -12,6 +12,7 @@ OP = Op(
         "query_start": "i32 [S1]",
         "positions": "i32 [T]",
         "scale": "scalar",
+        "first_keys": "i32? [T]",
     },
     outputs={"out": "same [T N H]"},
     cost=lambda T, N, G, H, context_tokens, key_bytes=2.0: (
@@ -26,6 +27,17 @@ OP = Op(
         {"N": 16, "G": 1, "H": 128, "L": 200, "contexts": (600,), "queries": (5,), "format": "nvfp4"},
         {"N": 2, "G": 2, "H": 40, "L": 24, "contexts": (70,), "queries": (70,), "format": "bf16"},
         {"N": 2, "G": 1, "H": 64, "L": 16, "contexts": (90,), "queries": (2,), "format": "f32"},
+        {
+            "N": 9,
+            "G": 3,
+            "H": 64,
+            "L": 128,
+            "contexts": (1500, 5, 700),
+            "queries": (7, 5, 3),
+            "format": "fp8",
+            "window": 512,
+        },
+        {"N": 4, "G": 2, "H": 32, "L": 16, "contexts": (130, 47), "queries": (5, 40), "format": "bf16", "window": 20},
     ),
     device_cases=({"N": 64, "G": 4, "H": 128, "L": 128, "contexts": (8192,), "queries": (512,), "format": "fp8"},),
 )

@@ -53,22 +53,30 @@ struct DenseCall {
         Scratch scratch = team.scratch();
         int32_t* tokens = scratch.take<int32_t>(span.num_tokens);
         int32_t* counts = scratch.take<int32_t>(span.num_tokens);
+        const int32_t* first_keys = sequences->first_keys;
+        int32_t* skips = first_keys == nullptr ? nullptr : scratch.take<int32_t>(span.num_tokens);
         const int64_t length = attention->k->block_length;
         const int64_t end = smaller(chunk_start(chunk + 1), num_keys(span));
         clear(state, num_rows(span));
         for (int64_t start = chunk_start(chunk), next; start < end; start = next) {
             next = smaller(smaller(start + kPanel, end), (start / length + 1) * length);
+            if (first_keys != nullptr && next <= first_keys[span.first]) continue;  // the first token's is the lowest
             int64_t num_tokens = 0;
             for (int64_t t = 0; t < span.num_tokens; ++t) {
                 const int64_t count = sequences->positions[span.first + t] + int64_t{1} - start;
                 if (count <= 0) continue;
+                if (skips != nullptr) {
+                    const int64_t skipped = larger(0, first_keys[span.first + t] - start);
+                    skips[num_tokens] = static_cast<int32_t>(smaller(skipped, next - start));
+                }
                 tokens[num_tokens] = static_cast<int32_t>(t);
                 counts[num_tokens++] = static_cast<int32_t>(smaller(count, next - start));
             }
             // Positions ascend: the tokens that see any of it are the span's last ones.
             const State seen = state.from((span.num_tokens - num_tokens) * attention->num_heads);
             const int32_t* table = table_of(*sequences, span);
-            attend(team, way(span), queries, tokens, counts, num_tokens, table[start / length], head, start % length,
+            attend(team, way(span), queries, tokens, counts, skips, num_tokens, table[start / length], head,
+                   start % length,
                    next < end ? rows_of(*attention->k, table[next / length], head, next % length) : after, tiles, seen);
         }
     }

@@ -21,8 +21,9 @@ def dense_attention(
     query_start: Tensor,
     positions: Tensor,
     scale: float,
+    first_keys: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of each query over every key at or before its position; see reference.py.
+    """Softmax attention of each query over the keys from its first one to its position; see reference.py.
 
     A row's result does not depend on the rows beside it, nor on the number of threads.
 
@@ -31,6 +32,7 @@ def dense_attention(
         k_cache, v_cache: [B G L H].
         block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T].
         scale: of the products.
+        first_keys: i32 [T], or None.
 
     Returns:
         same dtype as q [T N H].
@@ -38,7 +40,7 @@ def dense_attention(
     plain = q.float().contiguous()
     out = torch.empty(q.shape)
     native.function("dense_attention", "pppppifi")(
-        words.pack(*words.of_sequences(block_table, query_start, positions)), plain.data_ptr(),
+        words.pack(*words.of_sequences(block_table, query_start, positions, first_keys=first_keys)), plain.data_ptr(),
         words.pack(*words.of_cache(k_cache)), words.pack(*words.of_cache(v_cache)), out.data_ptr(),
         q.shape[1], scale, q.dtype == torch.bfloat16,
     )  # fmt: skip

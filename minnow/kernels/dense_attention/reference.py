@@ -24,14 +24,17 @@ def dense_attention(
     query_start: Tensor,
     positions: Tensor,
     scale: float,
+    first_keys: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of each query over every key at or before its position.
+    """Softmax attention of each query over the keys from its first one to its position.
 
     Args:
         q: bf16|f32 [T N H]; query heads [g * N/G, (g + 1) * N/G) use key/value head g.
         k_cache, v_cache: [B G L H].
         block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T], ascending within a sequence.
+            the last key that a query sees, which is its own place unless it is part of a block that sees all of itself.
         scale: of the products, usually H^-0.5.
+        first_keys: i32 [T], the first key that a query sees, ascending within a sequence; None: all from 0 on.
 
     Returns:
         same dtype as q [T N H]; products, softmax and sums in f32.
@@ -52,7 +55,9 @@ def dense_attention(
             rows = slice(start, min(start + step, last))
             heads = q[rows].float().unflatten(1, (num_groups, -1))
             scores = torch.einsum("tgrh,gch->tgrc", heads, keys) * scale
-            is_hidden = (place > positions[rows, None])[:, None, None]
-            weights = scores.masked_fill(is_hidden, -torch.inf).softmax(-1)
+            is_hidden = place > positions[rows, None]
+            if first_keys is not None:
+                is_hidden |= place < first_keys[rows, None]
+            weights = scores.masked_fill(is_hidden[:, None, None], -torch.inf).softmax(-1)
             out[rows] = torch.einsum("tgrc,gch->tgrh", weights, values).flatten(1, 2).to(q.dtype)
     return out

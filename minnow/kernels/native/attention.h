@@ -186,12 +186,12 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees counts[r] of num_keys; the
-// others become 0. What the rows have seen so far is taken relative to their new largest scores.
+// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees the first counts[r] of num_keys,
+// but not the first skips[r] (null: none) of those; the others become 0. What the rows have seen so far is taken relative to their new largest scores.
 // kHasTiles: those of attention_amx.h are configured.
 template <bool kHasTiles>
-inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t num_keys, float factor,
-                   const State& state) {
+inline void soften(float* s, int64_t num_rows, const int32_t* counts, const int32_t* skips, int64_t num_keys,
+                   float factor, const State& state) {
     const F scale = broadcast(factor);
     for (int64_t first = 0; first < num_rows; first += kLanes) {
         const int64_t last = smaller(first + kLanes, num_rows);
@@ -200,6 +200,8 @@ inline void soften(float* s, int64_t num_rows, const int32_t* counts, int64_t nu
             const int64_t end = round_up(counts[r], kLanes);
             float* row = s + r * kPanel;
             for (int64_t i = counts[r]; i < end; ++i) row[i] = -INFINITY;
+            const int64_t skipped = skips == nullptr ? 0 : smaller(skips[r], end);
+            for (int64_t i = 0; i < skipped; ++i) row[i] = -INFINITY;
             for (int64_t i = end; i < num_keys; ++i) row[i] = 0.0f;
             F best = broadcast(-INFINITY);
             for (int64_t i = 0; i < end; i += kLanes) best = max(load(row + i), best);  // so NaN is passed over
@@ -287,7 +289,8 @@ inline Rows values_beside(const Cache& k, const Cache& v, const Rows& keys) {
 
 // The same as attend. Sixteen rows at a time go all the way, so that what they need stays in the first cache.
 inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const Queries& queries, const int32_t* tokens,
-                            const int32_t* row_counts, int64_t num_tokens, int64_t num_keys, const Rows& keys,
+                            const int32_t* row_counts, const int32_t* row_skips, int64_t num_tokens, int64_t num_keys,
+                            const Rows& keys,
                             const Rows& values, const Rows& next_keys, const Rows& next_values, Tiles& tiles,
                             const State& state) {
     const int64_t num_heads = attention.num_heads, whole = round_up(num_keys, kStrip);
@@ -315,7 +318,8 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
             score_tiles(q + r * queries.stride, queries.num_limbs, keys.width, key_pairs, seen, s, kPanel, tiles.fetch);
             if (!has_values) fill_value_tiles(values, num_keys, value_pairs, tiles.fetch);  // while scores are stored
             has_values = true;
-            soften<true>(s, count, counts, seen, attention.factor, rows);
+            soften<true>(s, count, counts, row_skips == nullptr ? nullptr : row_skips + t * num_heads + r, seen,
+                         attention.factor, rows);
             split_weights(s, count, seen, num_limbs, weights);
             add_tiles(weights, num_limbs, value_pairs, seen, width, rows.values, tiles.fetch);
         });
@@ -323,22 +327,25 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
 }
 #endif
 
-// Tokens tokens[0..num_tokens) of a span, ascending, look at the first counts[i] keys of a panel: tokens
-// [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows alone.
+// Tokens tokens[0..num_tokens) of a span, ascending, look at the first counts[i] keys of a panel, but for the first
+// skips[i] (null: none): tokens [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows alone.
 inline void attend(Team& team, const Attention& attention, const Queries& queries, const int32_t* tokens,
-                   const int32_t* counts, int64_t num_tokens, int64_t block, int64_t head, int64_t first,
+                   const int32_t* counts, const int32_t* skips, int64_t num_tokens, int64_t block, int64_t head,
+                   int64_t first,
                    const Rows& next, [[maybe_unused]] Tiles& tiles, const State& state) {
     Scratch scratch = team.scratch();
     const int64_t num_heads = attention.num_heads, num_rows = num_tokens * num_heads;
     int32_t* row_counts = scratch.take<int32_t>(num_rows);
+    int32_t* row_skips = skips == nullptr ? nullptr : scratch.take<int32_t>(num_rows);
     int64_t num_keys = 0;
     for (int64_t t = 0; t < num_tokens; ++t) {
         num_keys = larger(num_keys, counts[t]);
         for (int64_t h = 0; h < num_heads; ++h) row_counts[t * num_heads + h] = counts[t];
+        for (int64_t h = 0; h < num_heads && skips != nullptr; ++h) row_skips[t * num_heads + h] = skips[t];
     }
 #if defined(MINNOW_HAS_AMX)
     if (attention.has_tiles) {
-        return attend_by_tiles(scratch, attention, queries, tokens, row_counts, num_tokens, num_keys,
+        return attend_by_tiles(scratch, attention, queries, tokens, row_counts, row_skips, num_tokens, num_keys,
                                rows_of(*attention.k, block, head, first), rows_of(*attention.v, block, head, first),
                                next, values_beside(*attention.k, *attention.v, next), tiles, state);
     }
@@ -355,7 +362,7 @@ inline void attend(Team& team, const Attention& attention, const Queries& querie
                        s + t * num_heads * kPanel + i, kPanel);
         }
     }
-    soften<false>(s, num_rows, row_counts, num_keys, 1.0f, state);
+    soften<false>(s, num_rows, row_counts, row_skips, num_keys, 1.0f, state);
     const int64_t num_next = smaller(next.num_rows, kPanel);
     Ahead ahead = num_next > 0 ? ahead_of(next, num_next) : Ahead{values.codes, values.codes};
     const int64_t num_at_once = are_few(values, num_rows) ? kPanel : 2 * kStrip;

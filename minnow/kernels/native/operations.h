@@ -50,8 +50,9 @@ struct Sequences {
     int64_t table_stride;         // int32 elements between two sequences' tables
     const int32_t* block_table;   // [S M]; entries past a sequence's end may hold anything
     const int32_t* query_start;   // [S + 1]
-    const int32_t* positions;     // [T]
+    const int32_t* positions;     // [T], the last keys that they see
     const int32_t* prompt_end;    // [S], the position at which what was generated begins; null: all is prompt
+    const int32_t* first_keys;    // [T], the first keys that dense attention sees, ascending; null: all from 0 on
 };
 
 struct Activation {

@@ -92,7 +92,7 @@ struct SparseCall {
             }
             // Positions ascend: those who see a later part of the block are the last ones.
             if (num_tokens == 0) return;
-            attend(team, *attention, queries, tokens, counts, num_tokens, block, head, start, next,
+            attend(team, *attention, queries, tokens, counts, nullptr, num_tokens, block, head, start, next,
                    tiles, state.from((choice->num_tokens - num_tokens) * attention->num_heads));
         }
     }

@@ -1,0 +1,278 @@
+"""draft, verify, accept; asks model/dspark.py"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from minnow.cache.pool import LayerCache
+from minnow.config.speculative import SpeculativeConfig
+from minnow.core.step import RowResult, RowStep, StepPlan
+from minnow.engine import sampler
+from minnow.engine.rows import Drafts, Row, RowTable
+from minnow.engine.sampler import random_uniform
+from minnow.kernels.registry import Kernels
+from minnow.model.dspark import Block, Drafter
+from minnow.model.step import StepInputs
+
+# Uses of random numbers beside the sampler's own. A round has numbers of its own: it is known by its sequence's length,
+# which grows with every round. With the last round's numbers a draft would know what was refused.
+_PROPOSAL, _ACCEPTANCE, _NUM_USES = 1, 2, 4
+
+
+def _uniform(row: Row, use: int, place: int) -> float:
+    return random_uniform(row.seed, len(row.token_ids), use + _NUM_USES * place)
+
+
+class BlockFunction(Protocol):
+    """One way to run the drafter's layers."""
+
+    def __call__(self, block: Block) -> tuple[Tensor, Tensor]:
+        """Hidden states [T D], logits before the Markov head f32 [T W]."""
+        ...
+
+
+class Speculator:
+    """Makes drafts after a step, and judges them in the next one."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        caches: Sequence[LayerCache],
+        kernels: Kernels,
+        config: SpeculativeConfig,
+        *,
+        block_size: int,
+        run_block: BlockFunction | None = None,
+    ) -> None:
+        """Make one for a drafter that is loaded and shares the target's embedding and head.
+
+        Args:
+            caches: of the drafter's layers, in the same blocks as the target's.
+            config: resolved.
+            block_size: tokens of a cache block.
+            run_block: instead of the drafter's own layers.
+        """
+        self._drafter, self._caches, self._kernels, self._config = drafter, caches, kernels, config
+        self._block_size = block_size
+        self._run_block = run_block or self._run_layers
+        self.tap_layers = drafter.config.target_layer_ids
+
+    # -- verify -------------------------------------------------------------------------------------------------
+
+    def verify(self, logits: Tensor, steps: Sequence[tuple[RowStep, Row]]) -> list[RowResult]:
+        """Keep drafts so that what comes out has the law that sampling alone would give.
+
+        Args:
+            logits: f32 [R V], of each step's last token and of its drafts.
+            steps: that have drafts, and their rows.
+
+        Returns:
+            One RowResult each; a row whose logits are not finite fails alone.
+        """
+        drafts = [_drafts_of(row)[: step.num_drafts] for step, row in steps]
+        places = [(row, own[:i]) for (_, row), own in zip(steps, drafts, strict=True) for i in range(len(own) + 1)]
+        drawable = sampler.adjust(logits, places)
+        starts = [0]
+        for own in drafts:
+            starts.append(starts[-1] + len(own) + 1)
+        is_greedy = [row.sampling.temperature == 0 for _, row in steps]
+        judged: dict[int, tuple[int, int]] = {}
+        for judge, chosen in (
+            (self._judge_greedy, [s for s in range(len(steps)) if is_greedy[s]]),
+            (self._judge_sampled, [s for s in range(len(steps)) if not is_greedy[s]]),
+        ):
+            if chosen:
+                own_logits = torch.cat([drawable.logits[starts[s] : starts[s + 1]] for s in chosen])
+                rows = [steps[s][1] for s in chosen]
+                judged |= zip(chosen, judge(own_logits, rows, [drafts[s] for s in chosen]), strict=True)
+        results = []
+        for s, (step, row) in enumerate(steps):
+            num_accepted, last = judged[s]
+            errors = (drawable.error(r, last) for r in range(starts[s], starts[s + 1]))
+            error = next((words for words in errors if words is not None), None)
+            if error is not None:
+                results.append(RowResult(row=step.row, error=error))
+                continue
+            ids = [*drafts[s][:num_accepted], last]
+            results.append(sampler.answer(step.row, row, logits[starts[s] : starts[s] + len(ids)], ids))
+        return results
+
+    def _judge_greedy(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
+        """A draft is kept where it is the likeliest token; the first other one is replaced by that."""
+        params = [
+            replace(row.sampling, temperature=0.0) for row, own in zip(rows, drafts, strict=True) for _ in (*own, 0)
+        ]
+        numbers = torch.zeros(len(params), dtype=torch.float64, device=logits.device)
+        best = self._kernels.sample(logits, *sampler.settings(params, logits.device), numbers).tolist()
+        judged, first = [], 0
+        for own in drafts:
+            found = best[first : first + len(own) + 1]
+            kept = next((i for i, token in enumerate(own) if token != found[i]), len(own))
+            judged.append((kept, found[kept]) if min(found) >= 0 else (0, min(found)))
+            first += len(own) + 1
+        return judged
+
+    def _judge_sampled(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
+        device = logits.device
+        params = [row.sampling for row, own in zip(rows, drafts, strict=True) for _ in (*own, 0)]
+        p = self._kernels.probabilities(logits, *sampler.settings(params, device))
+        numbers = [
+            _uniform(row, _ACCEPTANCE, i) for row, own in zip(rows, drafts, strict=True) for i in range(len(own) + 1)
+        ]
+        starts = torch.tensor([0, *(len(own) + 1 for own in drafts)], device=device).cumsum(0)
+        num_accepted, last = self._kernels.verify(
+            p,
+            self._proposals(rows, drafts, p.shape[1]),
+            torch.tensor([token for own in drafts for token in own], dtype=torch.int64, device=device),
+            starts,
+            torch.tensor(numbers, dtype=torch.float64, device=device),
+            self._config.rejection_sample_method,
+        )
+        return list(zip(num_accepted.tolist(), last.tolist(), strict=True))
+
+    def _proposals(self, rows: list[Row], drafts: list[list[int]], num_tokens: int) -> Tensor | None:
+        """f32 [D V], what each draft was drawn from, over the target's vocabulary."""
+        own = [
+            row.drafts.q[: len(ids)]
+            for row, ids in zip(rows, drafts, strict=True)
+            if row.drafts and row.drafts.q is not None
+        ]
+        if not own:
+            return None
+        q = torch.cat(own)
+        ids = self._drafter.vocabulary.target_ids
+        return q if ids is None else q.new_zeros(len(q), num_tokens).index_copy_(1, ids, q)
+
+    # -- draft --------------------------------------------------------------------------------------------------
+
+    def advance(
+        self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], results: Sequence[RowResult], table: RowTable
+    ) -> tuple[RowResult, ...]:
+        """Remember what the step computed and kept, and make the next drafts of the rows that drew a token.
+
+        Args:
+            inputs, taps: of the step.
+            results: of its rows, which `table` has been told of.
+
+        Returns:
+            The same results with the number of drafts that were made.
+        """
+        self._remember(plan, inputs, taps, results)
+        wanting = []
+        for step, result in zip(plan.rows, results, strict=True):
+            row = table.rows[step.row]
+            row.drafts = None
+            has_ended = not result.token_ids or not set(row.stop_token_ids).isdisjoint(result.token_ids)
+            if step.num_lookahead_slots and not has_ended:
+                wanting.append((step.row, row, step.num_lookahead_slots))
+        made = self._draft(wanting, table) if wanting else {}
+        return tuple(replace(r, num_drafts=made[r.row]) if r.row in made else r for r in results)
+
+    def _remember(
+        self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], results: Sequence[RowResult]
+    ) -> None:
+        """Write the context's keys and values; a refused draft leaves none."""
+        slots, first = inputs.slots, 0
+        if any(step.num_drafts for step in plan.rows):
+            slots = slots.clone()
+        for step, result in zip(plan.rows, results, strict=True):
+            if step.num_drafts:
+                slots[first + len(result.token_ids) : first + step.num_tokens] = -1
+            first += step.num_tokens
+        for (k, v), cache in zip(self._drafter.context(taps, inputs.positions), self._caches, strict=True):
+            self._kernels.kv_write(k, cache.k, slots)
+            self._kernels.kv_write(v, cache.v, slots)
+
+    def _draft(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> dict[int, int]:
+        wanting.sort(key=lambda entry: -entry[2])  # those that draft longest come first, so that the others drop off
+        rows, counts = [row for _, row, _ in wanting], [count for _, _, count in wanting]
+        hidden, base = self._run_block(self._block(wanting, table))
+        firsts = torch.tensor([0, *counts]).cumsum(0)[:-1]
+        before = torch.tensor([row.token_ids[-1] for row in rows])
+        target_ids = self._drafter.vocabulary.target_ids
+        state: Tensor | None = None
+        found: list[list[int]] = [[] for _ in rows]
+        drawn_from: list[Tensor] = []
+        for k in range(counts[0]):
+            num = sum(count > k for count in counts)
+            at = firsts[:num] + k
+            logits, state = self._drafter.logits(
+                base[at], hidden[at], before[:num], None if state is None else state[:num]
+            )
+            ids, q = self._propose(logits, rows[:num], k)
+            before = ids if target_ids is None else target_ids[ids]
+            for own, token in zip(found, before.tolist(), strict=False):
+                own.append(token)
+            drawn_from.append(q)
+        for s, row in enumerate(rows):
+            is_drawn = self._is_drawn(row)
+            q_PW = torch.stack([q[s] for q in drawn_from[: counts[s]]]) if is_drawn else None
+            row.drafts = Drafts(found[s], q_PW)
+        return {number: count for number, _, count in wanting}
+
+    def _is_drawn(self, row: Row) -> bool:
+        """Whether a row's drafts are drawn, and not the likeliest."""
+        return self._config.draft_sample_method == "probabilistic" and row.sampling.temperature > 0
+
+    def _propose(self, logits: Tensor, rows: list[Row], place: int) -> tuple[Tensor, Tensor]:
+        """Ids i64 [S] of the draft vocabulary, and f32 [S W] that they come from (where they are drawn)."""
+        if not any(map(self._is_drawn, rows)):
+            return logits.argmax(1), logits
+        params = [row.sampling if self._is_drawn(row) else replace(row.sampling, temperature=0.0) for row in rows]
+        q = self._kernels.probabilities(logits, *sampler.settings(params, logits.device, logits.shape[1]))
+        # Drawn from the stored numbers themselves: a sequence without drafts is one that verification only draws for.
+        numbers = torch.tensor([_uniform(row, _PROPOSAL, place) for row in rows], dtype=torch.float64)
+        nothing = torch.empty(0, dtype=torch.int64)
+        _, ids = self._kernels.verify(q, None, nothing, torch.arange(len(rows) + 1), numbers, "standard")
+        return ids.clamp(min=0), q
+
+    def _block(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> Block:
+        config = self._drafter.config
+        ids: list[int] = []
+        positions: list[int] = []
+        last_keys: list[int] = []
+        for _, row, count in wanting:
+            start = len(row.token_ids) - 1
+            ids += [row.token_ids[-1], *[config.mask_token_id] * (count - 1)]
+            positions += range(start, start + count)
+            last_keys += [start + count - 1] * count
+        place = torch.tensor(positions)
+        tables = table.block_table[[number for number, _, _ in wanting], : max(positions) // self._block_size + 1]
+        counts = torch.tensor([count for _, _, count in wanting])
+        sequence = torch.repeat_interleave(counts)
+        slots = tables[sequence, place // self._block_size].long() * self._block_size + place % self._block_size
+        window = config.window or max(positions) + 1
+        return Block(
+            ids=torch.tensor(ids, dtype=torch.int32),
+            positions=place.int(),
+            slots=slots,
+            query_start=torch.cat((counts.new_zeros(1), counts.cumsum(0))).int(),
+            block_table=tables,
+            last_keys=torch.tensor(last_keys, dtype=torch.int32),
+            first_keys=(place - window + 1).clamp(min=0).int(),
+        )
+
+    @torch.inference_mode()
+    def _run_layers(self, block: Block) -> tuple[Tensor, Tensor]:
+        """The drafter's own layers; see BlockFunction."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache = self._caches[layer]
+            self._kernels.kv_write(k, cache.k, block.slots)
+            self._kernels.kv_write(v, cache.v, block.slots)
+            out: Tensor = self._kernels.dense_attention(
+                q, cache.k, cache.v, block.block_table, block.query_start, block.last_keys, q.shape[2] ** -0.5,
+                block.first_keys,
+            )  # fmt: skip
+            return out
+
+        hidden = self._drafter.block(block.ids, block.positions, attend)
+        return hidden, self._drafter.base(hidden)
+
+
+def _drafts_of(row: Row) -> list[int]:
+    assert row.drafts is not None, "a step verifies drafts of a row that has none"
+    return row.drafts.ids
