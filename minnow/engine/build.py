@@ -104,6 +104,8 @@ def build(
         log.info("step function", kind="decoder", because=refusal)
     step_function: StepFunction = decoder
     if refusal is None:
+        # Threads of torch's own would spin where the team's are to run: 3 ms after every large copy (measured).
+        torch.set_num_threads(1)
         step_function = native_step.NativeStep(decoder, pool.layers, is_resident=is_eager, digits=digits)
     runner = Runner(
         step_function,

@@ -85,7 +85,8 @@ class Speculator:
             (self._judge_sampled, [s for s in range(len(steps)) if not is_greedy[s]]),
         ):
             if chosen:
-                own_logits = torch.cat([drawable.logits[starts[s] : starts[s + 1]] for s in chosen])
+                parts = [drawable.logits[starts[s] : starts[s + 1]] for s in chosen]
+                own_logits = drawable.logits if len(chosen) == len(steps) else torch.cat(parts)
                 rows = [steps[s][1] for s in chosen]
                 judged |= zip(chosen, judge(own_logits, rows, [drafts[s] for s in chosen]), strict=True)
         results = []

@@ -1,7 +1,7 @@
 """Prometheus names and values; one table"""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
@@ -47,6 +47,7 @@ class Metric:
         buckets: upper bounds of a histogram.
         is_within_context: bounds above the context length are left out.
         read: where the value is kept elsewhere; None where it is told to Metrics.
+        read_each: the same for values "0", "1", ... of its label, as many as there are.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     is_within_context: bool = False
     read: Callable[[Now], float] | None = None
+    read_each: Callable[[Now], Sequence[float]] | None = None
 
     @property
     def exported_name(self) -> str:
@@ -137,6 +139,29 @@ TABLE = (
         "vllm:generation_tokens",
         "tokens of answers as they are handed on, and all that was drawn for clients that left",
     ),
+    _counter(
+        "vllm:spec_decode_num_drafts",
+        "times that drafts of a request were verified",
+        lambda now: now.stats.num_drafts,
+    ),
+    _counter(
+        "vllm:spec_decode_num_draft_tokens",
+        "drafts that were verified",
+        lambda now: now.stats.num_draft_tokens,
+    ),
+    _counter(
+        "vllm:spec_decode_num_accepted_tokens",
+        "drafts that were kept; 1 + kept / num_drafts is the mean acceptance length",
+        lambda now: now.stats.num_accepted_tokens,
+    ),
+    Metric(
+        name="vllm:spec_decode_num_accepted_tokens_per_pos",
+        kind="counter",
+        meaning="drafts that were kept, by their place; over num_drafts, how often that many and more are",
+        label="position",
+        values=(),
+        read_each=lambda now: now.stats.accepted_per_position,
+    ),
     _labelled(
         "vllm:request_success",
         "requests that ended, by why; one that a stop string ended counts as stop",
@@ -216,7 +241,7 @@ class Metrics:
             row.name: Histogram(row.name, row.meaning, row.labels, registry=registry, buckets=row.buckets)
             for row in histograms
         }
-        self._most = {row.name: 0.0 for row in counters if row.read is not None}
+        self._most: dict[tuple[str, str], float] = {}
         self._long = {row.name for row in histograms if row.is_within_context}
         for row in histograms:
             self.histogram(row.name)
@@ -244,16 +269,23 @@ class Metrics:
         """All values, as Prometheus reads them; on the event loop."""
         now = Now(stats=self._client.stats(), num_open=self._client.num_open, num_tasks=len(asyncio.all_tasks()))
         for row in TABLE:
+            for place, number in enumerate(row.read_each(now) if row.read_each is not None else ()):
+                self._raise_to(row.name, str(place), number)
             if row.read is None:
                 continue
             number = row.read(now)
             if row.kind == "gauge":
                 for value in row.values:
                     self._gauges[row.name].labels(*self._labels(value)).set(number)
-            else:  # of an engine that has lost its counts, it stays where it was
-                self.counter(row.name).inc(max(number - self._most[row.name], 0))
-                self._most[row.name] = max(number, self._most[row.name])
+            else:
+                self._raise_to(row.name, "", number)
         return generate_latest(self)
+
+    def _raise_to(self, name: str, value: str, number: float) -> None:
+        """Let a counter follow the engine's; of an engine that has lost its counts, it stays where it was."""
+        before = self._most.get((name, value), 0.0)
+        self.counter(name, value).inc(max(number - before, 0))
+        self._most[name, value] = max(number, before)
 
     def collect(self) -> Iterator[Family]:
         """What the registry has, without times of creation and without buckets that no request can reach."""

@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from minnow.checkpoint.load import fill, open_weights
+from minnow.config import model
 from minnow.config.model import ModelConfig
 from minnow.core.request import SamplingParams
 from minnow.engine.engine import Engine
 from minnow.kernels.probabilities.reference import probabilities
+from minnow.model.decoder import Decoder
+from minnow.model.step import StepInputs, StepOutput
 from tests import tiny
+from tests.drive import CPU, Driver, make_kernels
 from tests.engine import running
 from tests.kernels.test_verify import RULES, kept, next_law
+from tests.model.test_dspark import Plain
 
 AT = "language_model.model."
 
@@ -153,3 +160,39 @@ def law_of(make: Callable[[], Engine], prompt: list[int], sampling: SamplingPara
         if following is None:
             return dict(law)
         script = following
+
+
+def plain_drafter(directory: Path) -> Plain:
+    """The drafter of a model, written anew."""
+    source = open_weights(directory, model.read(directory))
+    table, head = source.take("model.embed_tokens"), source.take("lm_head")
+    assert isinstance(table, Tensor) and isinstance(head, Tensor)
+    return Plain(directory / "dspark", table.float(), head.float())
+
+
+def features(directory: Path, ids: list[int]) -> Tensor:
+    """[T K * D], residuals of the target after the layers that its drafter looks at."""
+    config = model.read(directory)
+    decoder = Decoder(config, make_kernels("*=reference"), torch.float32, CPU)
+    fill(decoder, open_weights(directory, config))
+    driver = Driver(decoder, config, num_blocks=40)
+    found: list[Tensor] = []
+    layers = tuple(json.loads((directory / "dspark" / "config.json").read_text())["target_layer_ids"])
+
+    def tapped(inputs: StepInputs, caches: Any) -> StepOutput:
+        output = decoder(replace(inputs, tap_layers=layers), caches)
+        found.extend(output.taps)
+        return output
+
+    driver.decoder = tapped
+    driver.run(torch.tensor(ids), [len(ids)])
+    return torch.cat(found, 1)
+
+
+def plain_drafts(drafter: Plain, taps: Tensor, tokens: list[int], count: int) -> list[int]:
+    """The greedy drafts after some tokens, by the specification's formulas."""
+    hidden = drafter.hidden(taps, tokens[-1], len(tokens) - 1, count)
+    before = tokens[-1:]
+    for k in range(count):
+        before.append(int(drafter.logits(hidden[: k + 1], before)[k].argmax()))
+    return before[1:]

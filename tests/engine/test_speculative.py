@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minnow.core.request import SamplingParams
+from minnow.core.request import Request, SamplingParams
+from minnow.core.step import TokenOutput
 from minnow.engine.engine import Engine
 from tests import tiny
 from tests.engine import drafting, running
@@ -32,22 +33,13 @@ def bigram(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", [{}, {"draft_vocab_size": 90}, {"sliding_window": 6}, {"markov_head_type": "rnn"}])
 def test_the_native_step_and_plain_layers_draft_alike(tmp_path: Path, kind: dict[str, Any]) -> None:
-    target = tiny.write_tiny(tmp_path, family="llama", dtype="float32")
+    target = tiny.write_tiny(tmp_path, family="llama", dtype="float32", tie_word_embeddings=False)
     tiny.write_tiny_drafter(tmp_path, target, **kind)
     plain = running.run(make(tmp_path), PROMPTS, running.GREEDY)
     drafts = []
     for backends in ("*=auto", "*=auto,norm=reference", "*=reference"):
         engine = make(tmp_path, speculative_config=DRAFTS, kernel_backends=backends)
-        speculator: Any = engine.runner._speculator  # type: ignore[attr-defined]
-        seen: list[list[int]] = []
-        advance = speculator.advance
-
-        def note(*args: Any, advance: Any = advance, seen: Any = seen) -> Any:
-            results = advance(*args)
-            seen.extend(row.drafts.ids for row in args[-1].rows.values() if row.drafts is not None)
-            return results
-
-        speculator.advance = note
+        seen = rounds_of(engine)
         assert running.run(engine, PROMPTS, running.GREEDY) == plain
         drafts.append(seen)
     assert drafts[0] == drafts[1] == drafts[2] and len(drafts[0]) > 10
@@ -106,3 +98,179 @@ def test_four_tokens_have_the_law_of_sampling(tmp_path: Path, name: str, config:
     assert math.isclose(sum(found.values()), 1.0, abs_tol=1e-6) and len(wanted) > 4
     for ids in {*wanted, *found}:
         assert math.isclose(wanted.get(ids, 0.0), found.get(ids, 0.0), abs_tol=2e-6), ids
+
+
+@pytest.fixture(scope="module")
+def certain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter that is always right."""
+    place = tmp_path_factory.mktemp("certain")
+    drafting.write_bigram(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter whose every part matters: its context, its window, its block."""
+    place = tmp_path_factory.mktemp("whole")
+    target = tiny.write_tiny(place, family="llama", dtype="float32", tie_word_embeddings=False)
+    tiny.write_tiny_drafter(place, target, sliding_window=24, layer_types=["sliding_attention"] * 2)
+    return place
+
+
+def outputs_of(engine: Engine, prompt: list[int], sampling: SamplingParams) -> list[TokenOutput]:
+    engine.add(Request(request_id="a", token_ids=tuple(prompt), sampling=sampling))
+    return running.finish(engine)["a"]
+
+
+@pytest.mark.parametrize("place", range(1, 8))
+def test_an_answer_ends_at_its_stop_token_inside_a_block(certain: Path, place: int) -> None:
+    """Case B04: nothing after it, in the answer, the counts or the prefix cache."""
+    prompt = list(range(30))
+    plain, engine = make(certain), make(certain, speculative_config=BLOCK)
+    stop = running.run(plain, [prompt], running.GREEDY)[0][place]
+    sampling = replace(running.GREEDY, stop_token_ids=(stop,))
+    wanted, found = outputs_of(plain, prompt, sampling), outputs_of(engine, prompt, sampling)
+    ids = running.tokens(found)
+    assert ids == running.tokens(wanted) and ids[-1] == stop and stop not in ids[:-1]
+    assert (found[-1].finish_reason, found[-1].stop_token_id) == ("stop", stop)
+    assert engine.stats().generation_tokens == len(ids)
+    again = prompt + ids + [7, 8, 9] * 6
+    assert running.run(engine, [again], running.GREEDY) == running.run(plain, [again], running.GREEDY)
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 9))
+def test_an_answer_has_as_many_tokens_as_it_may(certain: Path, max_tokens: int) -> None:
+    engine = make(certain, speculative_config=DRAFTS)
+    sampling = replace(running.GREEDY, max_tokens=max_tokens)
+    assert running.run(engine, PROMPTS, sampling) == running.run(make(certain), PROMPTS, sampling)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 57, 63])
+def test_an_answer_may_fill_the_context(whole: Path, num_prompt_tokens: int) -> None:
+    """No position past the limit is ever asked for, with as many drafts as there are."""
+    sampling = replace(running.GREEDY, max_tokens=None)
+    prompt = PROMPTS[1][:1] * num_prompt_tokens
+    settings = {"max_model_len": 64, "num_gpu_blocks_override": 5}
+    engine = make(whole, speculative_config=DRAFTS | {"num_speculative_tokens": 5}, **settings)
+    assert running.run(engine, [prompt], sampling) == running.run(make(whole, **settings), [prompt], sampling)
+
+
+GREEDY_OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"frequency_penalty": 0.9, "presence_penalty": 0.3},
+    {"logit_bias": ((7, 3.0), (200, 3.0))},
+    {"allowed_token_ids": tuple(range(20))},
+    {"min_tokens": 6, "stop_token_ids": tuple(range(0, 320, 2))},
+    {"logprobs": 3},
+    {"prompt_logprobs": 1},
+]
+
+
+@pytest.mark.parametrize("options", GREEDY_OPTIONS, ids=lambda options: next(iter(options)))
+def test_options_do_the_same_with_drafts(bigram: Path, options: dict[str, Any]) -> None:
+    """Case B08: what an option looks at advances with every draft."""
+    sampling = replace(running.GREEDY, max_tokens=20, **options)
+    engine = make(bigram, speculative_config=BLOCK)
+    assert running.run(engine, PROMPTS, sampling) == running.run(make(bigram), PROMPTS, sampling)
+    assert engine.stats().num_draft_tokens > 10
+
+
+def test_log_probabilities_are_those_of_plain_decoding(bigram: Path) -> None:
+    sampling = replace(running.GREEDY, logprobs=2)
+    plain, drafted = (
+        [entry for output in outputs_of(make(bigram, **more), PROMPTS[1], sampling) for entry in output.logprobs]
+        for more in ({}, {"speculative_config": BLOCK})
+    )
+    assert len(plain) == len(drafted) == 12
+    for one, two in zip(plain, drafted, strict=True):
+        assert one.rank == two.rank and math.isclose(one.logprob, two.logprob, abs_tol=1e-4)
+        assert [i for i, _ in one.top] == [i for i, _ in two.top]
+
+
+def test_requests_of_all_kinds_beside_each_other(bigram: Path) -> None:
+    """Greedy ones are never judged by the rule for sampled ones, whoever is beside them."""
+    params = [running.GREEDY, running.seeded(3), replace(running.GREEDY, repetition_penalty=1.3), running.seeded(9)]
+    engine = make(bigram, speculative_config=BLOCK)
+    together = running.run(engine, PROMPTS, params)
+    alone = [
+        running.run(make(bigram, speculative_config=BLOCK), [prompt], sampling)[0]
+        for prompt, sampling in zip(PROMPTS, params, strict=True)
+    ]
+    assert together == alone
+    plain = running.run(make(bigram), PROMPTS, params)
+    assert (together[0], together[2]) == (plain[0], plain[2])
+
+
+def rounds_of(engine: Engine) -> list[tuple[list[int], list[int]]]:
+    """Filled as an engine runs: the tokens of a row, and the drafts that were made after them."""
+    speculator: Any = engine.runner._speculator  # type: ignore[attr-defined]
+    seen: list[tuple[list[int], list[int]]] = []
+    advance = speculator.advance
+
+    def note(*args: Any) -> Any:
+        results = advance(*args)
+        rows = args[-1].rows.values()
+        seen.extend((list(row.token_ids), list(row.drafts.ids)) for row in rows if row.drafts is not None)
+        return results
+
+    speculator.advance = note
+    return seen
+
+
+LONG = [(i * 37 + i // 5) % 300 for i in range(150)]
+
+
+def test_drafts_are_the_same_whatever_the_chunks_and_the_cache(whole: Path) -> None:
+    """Case B09: after a prefix hit the drafter has all of its context back."""
+    found = []
+    for budget in (2048, 64, 7):
+        engine = make(whole, speculative_config=DRAFTS, max_num_batched_tokens=budget)
+        seen = rounds_of(engine)
+        for turn in range(2):
+            seen.clear()
+            outputs = outputs_of(engine, LONG, running.GREEDY)
+            assert outputs[0].num_cached_tokens == (0 if not turn else 144)
+            found.append(list(seen))
+    assert all(rounds == found[0] for rounds in found) and len(found[0]) > 4
+
+
+def test_preempted_sequences_draft_as_before(whole: Path) -> None:
+    prompts = [LONG[i : i + 40] for i in range(0, 100, 10)]
+    settings = {"num_gpu_blocks_override": 14, "max_model_len": 100, "max_num_batched_tokens": 40}
+    sampling = replace(running.GREEDY, max_tokens=30)
+    engine = make(whole, speculative_config=DRAFTS, **settings)
+    assert running.run(engine, prompts, sampling) == running.run(make(whole), prompts, sampling)
+    assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("backends", ["*=auto", "*=reference"])
+def test_the_engine_drafts_what_the_specification_says_at_any_depth(whole: Path, backends: str) -> None:
+    """Case B10, and every fact of a round: anchor, positions, features, window, what was kept of the last one."""
+    engine = make(whole, speculative_config=DRAFTS, kernel_backends=backends)
+    seen = rounds_of(engine)
+    outputs_of(engine, LONG, replace(running.GREEDY, max_tokens=40))
+    outputs_of(engine, LONG[:3], replace(running.GREEDY, max_tokens=40))
+    plain = drafting.plain_drafter(whole)
+    assert {len(tokens) > 100 for tokens, _ in seen} == {True, False} and len(seen) > 30
+    for tokens, drafts in seen:
+        assert drafts == drafting.plain_drafts(plain, drafting.features(whole, tokens[:-1]), tokens, len(drafts))
+
+
+def test_a_row_that_is_not_finite_fails_alone(bigram: Path) -> None:
+    engine = make(bigram, speculative_config=BLOCK)
+    runner: Any = engine.runner
+    plain, turn = runner._step_function, [0]
+
+    def broken(inputs: Any, caches: Any) -> Any:
+        output = plain(inputs, caches)
+        turn[0] += 1
+        if turn[0] == 3:
+            output.logits[1] = math.nan  # of the first row, after its first draft
+        return output
+
+    runner._step_function = broken
+    for i, prompt in enumerate(PROMPTS[:2]):
+        engine.add(Request(request_id=f"r{i}", token_ids=tuple(prompt), sampling=running.GREEDY))
+    outputs = running.finish(engine)
+    assert (outputs["r0"][-1].finish_reason, outputs["r1"][-1].finish_reason) == ("error", "length")
+    assert running.tokens(outputs["r1"]) == running.run(make(bigram), [PROMPTS[1]], running.GREEDY)[0]

@@ -25,7 +25,7 @@ def test_everything_exists_from_the_start_with_the_value_0() -> None:
         assert set(samples.values()) == {0}
         for row in TABLE:
             ends = ("_bucket[+Inf]", "_sum", "_count") if row.kind == "histogram" else ("",)
-            values = [f"[{value}]" for value in row.values if value] or [""]
+            values = [] if row.read_each else [f"[{value}]" for value in row.values if value] or [""]
             for end, value in itertools.product(ends, values):
                 assert row.exported_name + end + value in samples or row.name == "minnow:server_tasks"
 
