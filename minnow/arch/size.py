@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from minnow.arch import names
+from minnow.arch import drafter, names
 from minnow.arch.names import Kind, Module
 from minnow.arch.storage import ITEM_BYTES, STORAGE_BY_NAME, storage_of
+from minnow.config.drafter import DrafterConfig
 from minnow.config.model import ModelConfig
 from minnow.formats.spec import SPEC_BY_NAME
 
@@ -91,6 +92,13 @@ def measure(config: ModelConfig, dtype_by_name: Mapping[str, str] | None = None)
         for kind, form in sorted(tensors, key=lambda key: (names.KINDS.index(key[0]), key[1]))
     )
     return ModelSize(shares=shares, num_active_parameters=_num_active(modules, config))
+
+
+def drafter_bytes(config: DrafterConfig | None) -> int:
+    """Bytes of a drafter's own weights; embedding and head are the model's."""
+    if config is None:
+        return 0
+    return sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in drafter.expected(config).values())
 
 
 def _stored(module: Module, config: ModelConfig, dtype_by_name: Mapping[str, str]) -> tuple[str, int, int]:

@@ -16,7 +16,6 @@ from minnow.bench.limit import measure_limits
 from minnow.bench.timing import Clock, spread
 from minnow.cache.layout import BlockLayout
 from minnow.checkpoint import demo
-from minnow.config import engine as engine_config
 from minnow.config import flags, load
 from minnow.config import model as model_config
 from minnow.config.engine import EngineConfig
@@ -27,7 +26,6 @@ from minnow.core.units import show_seconds
 from minnow.engine import build, inputs, memory, sampler
 from minnow.engine.engine import Engine
 from minnow.kernels import native
-from minnow.parallel.mesh import Mesh
 
 HELP = "run a model in this process, and say where the time of its steps goes"
 
@@ -63,7 +61,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     directory = demo.resolve(config.model)
     layout = _settled(args, config, directory)
     with watching() as watch:
-        engine = build.build(config, directory)
+        engine = build.build(config, directory, is_bench=True)
         native.pin_caller()  # as the server's engine does
         watch.attach(engine)
         for num_tokens in args.prefill:
@@ -90,10 +88,9 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 def _settled(args: argparse.Namespace, config: EngineConfig, directory: Path) -> BlockLayout:
     """The blocks of the cache that the engine will have; ConfigError if they cannot hold what is to be measured."""
     model = model_config.read(directory)
-    config = load.resolve_auto(config, model)
-    engine_config.check(config, model)
-    layout = memory.layout(config, model, Mesh.single())
-    room = memory.plan(config, model, layout, build.device_of(config.kernel.device)).num_tokens
+    settled = memory.settle(config, model, directory, is_bench=True)
+    config, layout = settled.config, settled.layout
+    room = memory.plan(settled, build.device_of(config.kernel.device)).num_tokens
     most, limits = min(config.max_model_len, room), config.scheduler
     chunk = min(limits.max_num_batched_tokens - args.batch + 1, limits.long_prefill_token_threshold or most)
     asked = [("--prefill", tokens, 1, 1) for tokens in args.prefill]

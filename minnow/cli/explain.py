@@ -17,6 +17,7 @@ from minnow.core.units import show_bytes
 HELP = "show every setting, its origin, and the memory plan"
 
 _SECRET = ("api_key",)
+_NAME_WIDTH = 48
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print settings, memory and kernels; 2 where the settings cannot work with the model."""
     loaded = load.load(args)
-    model = None if not loaded.config.model else _find(loaded.config.model)
+    model, directory = (None, None) if not loaded.config.model else _find(loaded.config.model)
     config = loaded.config if model is None else load.resolve_auto(loaded.config, model)
     print("\n".join(_settings(loaded, config)))
     problems = () if model is None else engine_config.problems(config, model)
@@ -36,22 +37,23 @@ def run(args: argparse.Namespace) -> int:
     if problems:
         return 2
     if model is not None:
-        print("\n" + "\n".join(_memory(config, model)))
+        print("\n" + "\n".join(_memory(loaded.config, model, directory)))
     print("\n" + _kernels(config))
     return 0
 
 
-def _find(name: str) -> ModelConfig:
-    """The configuration of a directory, or of a published model (its weights need not be here)."""
+def _find(name: str) -> tuple[ModelConfig, Path | None]:
+    """The configuration in a directory, or of a published model (its weights need not be here)."""
     directory = Path(name).expanduser()
     if (directory / "config.json").is_file():
-        return model_config.read(directory)
+        return model_config.read(directory), directory
     known = model_config.known(name)
     if known is not None:
-        return known
+        return known, None
     from minnow.checkpoint import demo  # only now: it loads torch
 
-    return model_config.read(demo.resolve(name))
+    directory = demo.resolve(name)
+    return model_config.read(directory), directory
 
 
 def _settings(loaded: Loaded, config: EngineConfig) -> Iterator[str]:
@@ -66,7 +68,7 @@ def _settings(loaded: Loaded, config: EngineConfig) -> Iterator[str]:
         if chosen != value:
             origin += f" ({chosen}), settled by the model"
         shown = _show(setting, value)
-        yield f"  {name:34} {shown:24} {origin}"
+        yield f"  {name:{_NAME_WIDTH}} {shown:24} {origin}"
 
 
 def _value(config: EngineConfig, setting: Setting) -> object:
@@ -86,22 +88,25 @@ def _show(setting: Setting, value: object) -> str:
     return str(value) if isinstance(value, str) else f"{value} {setting.field.unit}".rstrip()
 
 
-def _memory(config: EngineConfig, model: ModelConfig) -> Iterator[str]:
+def _memory(config: EngineConfig, model: ModelConfig, directory: Path | None) -> Iterator[str]:
     """What the memory of the device is spent on, or why it does not suffice."""
     from minnow.arch import size
     from minnow.engine import memory  # only now: it loads torch
     from minnow.engine.build import device_of
-    from minnow.parallel.mesh import Mesh
 
-    layout = memory.layout(config, model, Mesh.single())
+    settled = memory.settle(config, model, directory)
+    layout = settled.layout
     weights = size.measure(model)
     pages = ", ".join(f"{group.num_layers} pages of {group.name} in {group.format.name}" for group in layout.groups)
     yield "Memory"
     yield _line("weights", show_bytes(weights.num_bytes), f"{weights.num_tensors:,} tensors")
+    if settled.drafter is not None:
+        words = f"{settled.config.speculative_config.num_speculative_tokens} tokens at once"
+        yield _line("drafter", show_bytes(size.drafter_bytes(settled.drafter)), words)
     yield _line("cache of one token", f"{layout.token_bytes:,} bytes")
     yield _line("block row", f"{layout.row_bytes:,} bytes", pages)
     try:
-        plan = memory.plan(config, model, layout, device_of(config.kernel.device))
+        plan = memory.plan(settled, device_of(settled.config.kernel.device))
     except CapacityError as error:
         yield _line("does not fit here", str(error))
         return
@@ -113,7 +118,7 @@ def _memory(config: EngineConfig, model: ModelConfig) -> Iterator[str]:
 
 
 def _line(name: str, value: str, note: str = "") -> str:
-    return f"  {name:34} {value:24} {note}".rstrip()
+    return f"  {name:{_NAME_WIDTH}} {value:24} {note}".rstrip()
 
 
 def _kernels(config: EngineConfig) -> str:

@@ -65,6 +65,7 @@ def _serve(config: EngineConfig) -> None:
         model = model_config.read(directory)
         settled = load.resolve_auto(config, model)
         check(settled, model)
+        load.resolve_speculation(settled, directory, model)
         client = EngineClient(EngineProcess(config, directory), step_timeout_s=config.server.engine_step_timeout)
         door = app.build(
             client,

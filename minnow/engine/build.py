@@ -9,11 +9,9 @@ from minnow.cache.blocks import BlockPool
 from minnow.cache.pool import Pool
 from minnow.checkpoint.load import fill, open_drafter, open_weights
 from minnow.config import drafter as drafter_config
-from minnow.config import engine as engine_config
 from minnow.config import model as model_config
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
-from minnow.config.load import resolve_auto, resolve_speculation
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
@@ -28,7 +26,6 @@ from minnow.model import decoder_class, native_step
 from minnow.model.decoder import Decoder
 from minnow.model.dspark import Drafter
 from minnow.model.step import StepFunction
-from minnow.parallel.mesh import Mesh
 
 Report = Callable[[str, float], None]
 
@@ -59,16 +56,14 @@ def build(
     log = Logger("engine")
     report("configuration", 0.0)
     model = model_config.read(directory)
-    config = resolve_auto(config, model)
-    engine_config.check(config, model)
-    config, drafter = resolve_speculation(config, directory, model, is_bench=is_bench)
+    settled = memory.settle(config, model, directory, is_bench=is_bench)
+    config, drafter, layout = settled.config, settled.drafter, settled.layout
     device = device_of(config.kernel.device)
     threads = processors.settle(config.kernel)
     torch.set_num_threads(threads.count)
     native.set_threads(threads.count, threads.cpus)
     kernels = registry.bind(registry.target_of(device), config.kernel.kernel_backends)
-    layout = memory.layout(config, model, Mesh.single(), drafter)
-    plan = memory.plan(config, model, layout, device)
+    plan = memory.plan(settled, device)
     max_model_len = min(config.max_model_len, plan.num_tokens)
     if max_model_len < config.max_model_len:
         log.warning("context cut", to_tokens=max_model_len, because="--num-gpu-blocks-override holds no more")

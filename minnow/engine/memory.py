@@ -1,13 +1,16 @@
 """what the device has, and how an engine of a configuration would spend it"""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from minnow.arch import size
 from minnow.cache.layout import BlockLayout, draft_pages, layout_of
+from minnow.config import engine as engine_config
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
+from minnow.config.load import resolve_auto, resolve_speculation
 from minnow.config.model import ModelConfig
 from minnow.engine import budget, container, policy
 from minnow.engine.budget import MemoryPlan
@@ -15,6 +18,41 @@ from minnow.parallel.mesh import Mesh
 
 _CPU_CACHE_BYTES = 4 << 30  # unless asked for more: a CPU's memory is shared with other programs
 _CHUNK_BYTES = 512 << 20  # what the reference operations hold at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What a configuration comes to for a model.
+
+    Attributes:
+        config: without "auto".
+        drafter: of drafts, if any are made.
+        layout: the row of a cache block, the drafter's pages in it.
+    """
+
+    config: EngineConfig
+    model: ModelConfig
+    drafter: DrafterConfig | None
+    layout: BlockLayout
+
+
+def settle(config: EngineConfig, model: ModelConfig, directory: Path | None, *, is_bench: bool = False) -> Settled:
+    """Settle a configuration and check it, before any weight is read.
+
+    Args:
+        directory: of the model, where its drafter is looked for; None for a model that is only described.
+        is_bench: see `config.speculative.check`.
+
+    Raises:
+        ConfigError: settings that cannot work together or with the model.
+    """
+    config = resolve_auto(config, model)
+    engine_config.check(config, model)
+    drafter = None
+    if directory is not None:
+        config, drafter = resolve_speculation(config, directory, model, is_bench=is_bench)
+    blocks = layout(config, model, Mesh.single(), drafter)
+    return Settled(config=config, model=model, drafter=drafter, layout=blocks)
 
 
 def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: DrafterConfig | None = None) -> BlockLayout:
@@ -38,14 +76,8 @@ def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: Drafte
     )
 
 
-def plan(
-    config: EngineConfig,
-    model: ModelConfig,
-    layout: BlockLayout,
-    device: torch.device,
-    root: Path = container.ROOT,
-) -> MemoryPlan:
-    """Decide what the memory of the device is spent on; `config` has no "auto" left.
+def plan(settled: Settled, device: torch.device, root: Path = container.ROOT) -> MemoryPlan:
+    """Decide what the memory of the device is spent on.
 
     On a CPU the cache gets 4 GiB, or what one sequence of full length needs, unless it is told otherwise.
 
@@ -55,14 +87,15 @@ def plan(
     Raises:
         CapacityError: it does not fit; names limit, weights, workspace and the largest cache.
     """
+    config, layout = settled.config, settled.layout
     longest_blocks = -(-config.max_model_len // layout.block_size) + 1
     most_bytes = max(_CPU_CACHE_BYTES, longest_blocks * layout.row_bytes) if device.type == "cpu" else None
     return budget.plan_memory(
         config.cache,
         layout,
         available_bytes=available_bytes(device, root),
-        weights_bytes=size.measure(model).num_bytes,
-        workspace_bytes=workspace_bytes(config, model),
+        weights_bytes=size.measure(settled.model).num_bytes + size.drafter_bytes(settled.drafter),
+        workspace_bytes=workspace_bytes(config, settled.model),
         max_model_len=config.max_model_len,
         most_bytes=most_bytes,
     )

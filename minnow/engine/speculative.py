@@ -1,6 +1,6 @@
 """draft, verify, accept; asks model/dspark.py"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -78,12 +78,9 @@ class Speculator:
         starts = [0]
         for own in drafts:
             starts.append(starts[-1] + len(own) + 1)
-        is_greedy = [row.sampling.temperature == 0 for _, row in steps]
         judged: dict[int, tuple[int, int]] = {}
-        for judge, chosen in (
-            (self._judge_greedy, [s for s in range(len(steps)) if is_greedy[s]]),
-            (self._judge_sampled, [s for s in range(len(steps)) if not is_greedy[s]]),
-        ):
+        for judge in (self._judge_greedy, self._judge_sampled, self._judge_synthetic):
+            chosen = [s for s, (_, row) in enumerate(steps) if self._judge_of(row) == judge]
             if chosen:
                 parts = [drawable.logits[starts[s] : starts[s + 1]] for s in chosen]
                 own_logits = drawable.logits if len(chosen) == len(steps) else torch.cat(parts)
@@ -100,6 +97,11 @@ class Speculator:
             ids = [*drafts[s][:num_accepted], last]
             results.append(sampler.answer(step.row, row, logits[starts[s] : starts[s] + len(ids)], ids))
         return results
+
+    def _judge_of(self, row: Row) -> Callable[[Tensor, list[Row], list[list[int]]], list[tuple[int, int]]]:
+        if self._config.rejection_sample_method == "synthetic":
+            return self._judge_synthetic
+        return self._judge_greedy if row.sampling.temperature == 0 else self._judge_sampled
 
     def _judge_greedy(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
         """A draft is kept where it is the likeliest token; the first other one is replaced by that."""
@@ -133,6 +135,23 @@ class Speculator:
             self._config.rejection_sample_method,
         )
         return list(zip(num_accepted.tolist(), last.tolist(), strict=True))
+
+    def _judge_synthetic(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
+        """Drafts are kept whatever they are, as many as was asked for; of least variance, as in vLLM."""
+        wanted = self._config.synthetic_acceptance_length - 1
+        kept = [
+            next((i for i in range(len(own)) if _uniform(row, _ACCEPTANCE, i) >= wanted - i), len(own))
+            for row, own in zip(rows, drafts, strict=True)
+        ]
+        starts = [sum(len(own) + 1 for own in drafts[:s]) for s in range(len(drafts))]
+        last = self._kernels.sample(
+            logits[[start + num for start, num in zip(starts, kept, strict=True)]],
+            *sampler.settings([row.sampling for row in rows], logits.device),
+            torch.tensor(
+                [_uniform(row, _ACCEPTANCE, len(own)) for row, own in zip(rows, drafts, strict=True)]
+            ).double(),
+        )
+        return list(zip(kept, last.tolist(), strict=True))
 
     def _proposals(self, rows: list[Row], drafts: list[list[int]], num_tokens: int) -> Tensor | None:
         """f32 [D V], what each draft was drawn from, over the target's vocabulary."""

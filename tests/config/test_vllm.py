@@ -126,7 +126,11 @@ def test_a_key_that_would_guard_nothing_is_refused() -> None:
 
 
 def test_table_and_flags_agree() -> None:
-    ours = {item.flag for item in flags.settings().values()} | {"--attention-config", "--speculative-config", "--config"}
+    ours = {item.flag for item in flags.settings().values()} | {
+        "--attention-config",
+        "--speculative-config",
+        "--config",
+    }
     rows = [row.flag for row in (*vllm.FLAGS, *vllm.ENVIRONMENT)]
     assert len(rows) == len(set(rows))
     for row in vllm.FLAGS:

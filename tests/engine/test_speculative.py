@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from minnow.config.load import from_values
+from minnow.core.errors import ConfigError
 from minnow.core.request import Request, SamplingParams
 from minnow.core.step import TokenOutput
+from minnow.engine.build import build
 from minnow.engine.engine import Engine
 from tests import tiny
 from tests.engine import drafting, running
@@ -274,3 +277,17 @@ def test_a_row_that_is_not_finite_fails_alone(bigram: Path) -> None:
     outputs = running.finish(engine)
     assert (outputs["r0"][-1].finish_reason, outputs["r1"][-1].finish_reason) == ("error", "length")
     assert running.tokens(outputs["r1"]) == running.run(make(bigram), [PROMPTS[1]], running.GREEDY)[0]
+
+
+@pytest.mark.parametrize("length", [1.0, 2.4, 5.0])
+def test_synthetic_acceptance_has_the_length_asked_for(bigram: Path, length: float) -> None:
+    """Whatever the drafts are; only minnow bench may ask for it."""
+    asked = DRAFTS | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": length}
+    values = {"num_gpu_blocks_override": 400, "num_threads": 1, "dtype": "float32", "speculative_config": asked}
+    with pytest.raises(ConfigError, match="only minnow bench"):
+        build(from_values(values).config, bigram)
+    engine = build(from_values(values).config, bigram, is_bench=True)
+    running.run(engine, PROMPTS, [running.seeded(i, max_tokens=200) for i in range(4)])
+    stats = engine.stats()
+    assert math.isclose(1 + stats.num_accepted_tokens / stats.num_drafts, length, abs_tol=0.1)
+    assert all(n > 0.95 * stats.num_drafts for n in stats.accepted_per_position[: int(length) - 1])
