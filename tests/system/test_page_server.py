@@ -225,3 +225,23 @@ def test_a_chat_with_a_real_server(browser: Browser, tmp_path: Path) -> None:
         expect(page.locator(".numbers")).to_have_text(numbers_like(told))
         assert first.startswith(page.locator(".answer").inner_text()[:20])
         assert [problem for problem in visit.problems if "ERR_ABORTED" not in problem] == []
+
+
+def test_how_many_tokens_a_round_of_drafts_yields(browser: Browser) -> None:
+    """Nothing is said of drafts before there are any; then the acceptance length since the last look."""
+    kept = iter([0, *range(0, 3_000, 3)])
+
+    def answer(route: Route) -> None:
+        num = next(kept)
+        labels = '{engine="0",model_name="m"}'
+        lines = [
+            f"vllm:spec_decode_num_drafts_total{labels} {num // 3 * 2}.0",
+            f"vllm:spec_decode_num_accepted_tokens_total{labels} {num}.0",
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="0"}} {num}.0',
+        ]
+        route.fulfill(body=METRICS.replace("TOTAL", "0") + "\n".join(lines) + "\n")
+
+    with at_door(browser, scripted("Paris", **ENGINE)) as visit:
+        expect(visit.page.locator("#drafts")).to_be_hidden()
+        visit.page.route("**/metrics", answer)
+        expect(visit.page.locator("#drafts")).to_have_text(re.compile(r"Tokens/round\s+2\.50"))

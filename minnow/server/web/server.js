@@ -4,6 +4,7 @@ export let model = null; // what the server calls it; null until it has said so
 let key = recall('sessionStorage', 'minnow.key');
 let keyAsked = null; // a promise while the dialog is open
 let counter = null; // tokens generated so far, and when that was read
+let rounds = { drafts: 0, kept: 0 }; // of verification so far, and drafts that they kept
 
 export class Failure extends Error {
   constructor(message, { status = 0, param = null, code = null } = {}) {
@@ -156,6 +157,15 @@ function show(metrics) {
   byId('running').textContent = grouped(sum('num_requests_running'));
   byId('waiting').textContent = grouped(sum('num_requests_waiting'));
   byId('speed').textContent = rate(Math.max(speed, 0)); // below 0 where the server began anew
+  showDrafts({ drafts: sum('spec_decode_num_drafts_total'), kept: sum('spec_decode_num_accepted_tokens_total') });
+}
+
+// The acceptance length since the last look; while nothing is drafted, what it was.
+function showDrafts(now) {
+  const gained = now.drafts > rounds.drafts ? { drafts: now.drafts - rounds.drafts, kept: now.kept - rounds.kept } : null;
+  rounds = now;
+  byId('drafts').hidden = now.drafts === 0;
+  if (gained) byId('acceptance').textContent = grouped(1 + gained.kept / gained.drafts, 2);
 }
 
 function notice(text) {
