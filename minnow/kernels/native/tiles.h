@@ -275,6 +275,7 @@ inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num
             if (!is_full) some(Number<1>(), Number<1>());
             else if (left >= kRows) some(Number<kRows>(), all);
             else if (kRows > 4 && left >= 4) some(Number<kRows < 4 ? 1 : 4>(), all);
+            else if (kRows > 3 && left == 3) some(Number<kRows < 3 ? 1 : 3>(), all);
             else if (left >= 2) some(Number<kRows < 2 ? 1 : 2>(), all);
             else some(Number<1>(), all);
         }
