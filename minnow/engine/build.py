@@ -16,6 +16,7 @@ from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
 from minnow.engine import memory, processors
+from minnow.engine.drafting import PlainDrafts
 from minnow.engine.engine import Engine
 from minnow.engine.record import Recorder
 from minnow.engine.runner import Runner
@@ -24,7 +25,7 @@ from minnow.engine.speculative import Speculator
 from minnow.kernels import native, registry
 from minnow.model import decoder_class, native_step
 from minnow.model.decoder import Decoder
-from minnow.model.dspark import Drafter
+from minnow.model.dspark import Drafter, DraftFunction
 from minnow.model.step import StepFunction
 
 Report = Callable[[str, float], None]
@@ -131,12 +132,11 @@ def _speculator(
     place = Path(settings.model) if settings.model else directory / drafter_config.DIRECTORY
     fill(network, open_drafter(place, drafter, pool.device))
     network.share(decoder.embed.weights[0], decoder.head.weights[0])
-    run_block = None
-    if native_step.refusal(kernels) is None:
-        run_block = native_step.NativeBlock(network, pool.draft_layers, is_resident=is_eager)
-    speculator = Speculator(
-        network, pool.draft_layers, kernels, settings, block_size=pool.layout.block_size, run_block=run_block
-    )
+    refusal = native_step.refusal(kernels) or native_step.draft_refusal(network)
+    drafts: DraftFunction = PlainDrafts(network, pool.draft_layers)
+    if refusal is None:
+        drafts = native_step.NativeDrafts(network, pool.draft_layers, is_resident=is_eager)
+    speculator = Speculator(drafts, network, settings, block_size=pool.layout.block_size)
     log = Logger("engine")
     if settings.attention_backend:
         log.info(
@@ -148,6 +148,7 @@ def _speculator(
         sampling=settings.draft_sample_method,
         verification=settings.rejection_sample_method,
         cache=settings.kv_cache_dtype,
+        kind="native" if refusal is None else f"one operation at a time, because {refusal}",
     )
     return speculator
 

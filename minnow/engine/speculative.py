@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from minnow.cache.pool import LayerCache
 from minnow.config.speculative import SpeculativeConfig
 from minnow.core.step import RowResult, RowStep, StepPlan
 from minnow.engine import sampler
 from minnow.engine.rows import Drafts, Row, RowTable
 from minnow.engine.sampler import random_uniform
-from minnow.kernels.registry import Kernels
-from minnow.model.dspark import Block, Drafter
+from minnow.model.dspark import Block, Drafter, DraftFunction, Draws
 from minnow.model.step import StepInputs
 
 # Uses of random numbers beside the sampler's own. A round has numbers of its own: it is known by its sequence's length,
@@ -26,38 +23,21 @@ def _uniform(row: Row, use: int, place: int) -> float:
     return random_uniform(row.seed, len(row.token_ids), use + _NUM_USES * place)
 
 
-class BlockFunction(Protocol):
-    """One way to run the drafter's layers."""
-
-    def __call__(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Hidden states [T D], logits before the Markov head f32 [T W]."""
-        ...
-
-
 class Speculator:
     """Makes drafts after a step, and judges them in the next one."""
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        caches: Sequence[LayerCache],
-        kernels: Kernels,
-        config: SpeculativeConfig,
-        *,
-        block_size: int,
-        run_block: BlockFunction | None = None,
-    ) -> None:
+    def __init__(self, network: DraftFunction, drafter: Drafter, config: SpeculativeConfig, *, block_size: int) -> None:
         """Make one for a drafter that is loaded and shares the target's embedding and head.
 
         Args:
-            caches: of the drafter's layers, in the same blocks as the target's.
+            network: runs the drafter.
             config: resolved.
             block_size: tokens of a cache block.
-            run_block: instead of the drafter's own layers.
         """
-        self._drafter, self._caches, self._kernels, self._config = drafter, caches, kernels, config
+        self._network, self._drafter, self._config = network, drafter.config, config
+        self._kernels = drafter.kernels
+        self._target_ids = drafter.vocabulary.target_ids
         self._block_size = block_size
-        self._run_block = run_block or self._run_layers
         self.tap_layers = drafter.config.target_layer_ids
 
     # -- verify -------------------------------------------------------------------------------------------------
@@ -163,7 +143,7 @@ class Speculator:
         if not own:
             return None
         q = torch.cat(own)
-        ids = self._drafter.vocabulary.target_ids
+        ids = self._target_ids
         return q if ids is None else q.new_zeros(len(q), num_tokens).index_copy_(1, ids, q)
 
     # -- draft --------------------------------------------------------------------------------------------------
@@ -202,55 +182,31 @@ class Speculator:
             if step.num_drafts:
                 slots[first + len(result.token_ids) : first + step.num_tokens] = -1
             first += step.num_tokens
-        for (k, v), cache in zip(self._drafter.context(taps, inputs.positions), self._caches, strict=True):
-            self._kernels.kv_write(k, cache.k, slots)
-            self._kernels.kv_write(v, cache.v, slots)
+        self._network.remember(taps, inputs.positions, slots)
 
     def _draft(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> dict[int, int]:
         wanting.sort(key=lambda entry: -entry[2])  # those that draft longest come first, so that the others drop off
         rows, counts = [row for _, row, _ in wanting], [count for _, _, count in wanting]
-        hidden, base = self._run_block(self._block(wanting, table))
-        firsts = torch.tensor([0, *counts]).cumsum(0)[:-1]
-        before = torch.tensor([row.token_ids[-1] for row in rows])
-        target_ids = self._drafter.vocabulary.target_ids
-        state: Tensor | None = None
-        found: list[list[int]] = [[] for _ in rows]
-        drawn_from: list[Tensor] = []
-        for k in range(counts[0]):
-            num = sum(count > k for count in counts)
-            at = firsts[:num] + k
-            logits, state = self._drafter.logits(
-                base[at], hidden[at], before[:num], None if state is None else state[:num]
-            )
-            ids, q = self._propose(logits, rows[:num], k)
-            before = ids if target_ids is None else target_ids[ids]
-            for own, token in zip(found, before.tolist(), strict=False):
-                own.append(token)
-            drawn_from.append(q)
-        for s, row in enumerate(rows):
-            is_drawn = self._is_drawn(row)
-            q_PW = torch.stack([q[s] for q in drawn_from[: counts[s]]]) if is_drawn else None
-            row.drafts = Drafts(found[s], q_PW)
+        numbers = [[_uniform(row, _PROPOSAL, k) for row in rows] for k in range(counts[0])]
+        params = [row.sampling if self._is_drawn(row) else replace(row.sampling, temperature=0.0) for row in rows]
+        draws = Draws(
+            counts=torch.tensor(counts),
+            anchors=torch.tensor([row.token_ids[-1] for row in rows], dtype=torch.int32),
+            settings=sampler.settings(params, torch.device("cpu"), self._drafter.draft_vocab_size),
+            uniform=torch.tensor(numbers, dtype=torch.float64),
+        )
+        found, q = self._network.draft(self._block(wanting, table), draws)
+        for s, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            is_drawn = q is not None and self._is_drawn(row)
+            row.drafts = Drafts(found[:count, s].tolist(), q[:count, s] if is_drawn and q is not None else None)
         return {number: count for number, _, count in wanting}
 
     def _is_drawn(self, row: Row) -> bool:
         """Whether a row's drafts are drawn, and not the likeliest."""
         return self._config.draft_sample_method == "probabilistic" and row.sampling.temperature > 0
 
-    def _propose(self, logits: Tensor, rows: list[Row], place: int) -> tuple[Tensor, Tensor]:
-        """Ids i64 [S] of the draft vocabulary, and f32 [S W] that they come from (where they are drawn)."""
-        if not any(map(self._is_drawn, rows)):
-            return logits.argmax(1), logits
-        params = [row.sampling if self._is_drawn(row) else replace(row.sampling, temperature=0.0) for row in rows]
-        q = self._kernels.probabilities(logits, *sampler.settings(params, logits.device, logits.shape[1]))
-        # Drawn from the stored numbers themselves: a sequence without drafts is one that verification only draws for.
-        numbers = torch.tensor([_uniform(row, _PROPOSAL, place) for row in rows], dtype=torch.float64)
-        nothing = torch.empty(0, dtype=torch.int64)
-        _, ids = self._kernels.verify(q, None, nothing, torch.arange(len(rows) + 1), numbers, "standard")
-        return ids.clamp(min=0), q
-
     def _block(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> Block:
-        config = self._drafter.config
+        config = self._drafter
         ids: list[int] = []
         positions: list[int] = []
         last_keys: list[int] = []
@@ -274,23 +230,6 @@ class Speculator:
             last_keys=torch.tensor(last_keys, dtype=torch.int32),
             first_keys=(place - window + 1).clamp(min=0).int(),
         )
-
-    @torch.inference_mode()
-    def _run_layers(self, block: Block) -> tuple[Tensor, Tensor]:
-        """The drafter's own layers; see BlockFunction."""
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache = self._caches[layer]
-            self._kernels.kv_write(k, cache.k, block.slots)
-            self._kernels.kv_write(v, cache.v, block.slots)
-            out: Tensor = self._kernels.dense_attention(
-                q, cache.k, cache.v, block.block_table, block.query_start, block.last_keys, q.shape[2] ** -0.5,
-                block.first_keys,
-            )  # fmt: skip
-            return out
-
-        hidden = self._drafter.block(block.ids, block.positions, attend)
-        return hidden, self._drafter.base(hidden)
 
 
 def _drafts_of(row: Row) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,35 @@ class Block:
     block_table: Tensor
     last_keys: Tensor
     first_keys: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How drafts are drawn from blocks, sequence by sequence.
+
+    Attributes:
+        counts: i64 [S], drafts of each, descending.
+        anchors: i32 [S], the tokens that the first drafts follow.
+        settings: temperature f32, top_k i64, top_p f32 and min_p f32, [S] each; temperature 0 takes the likeliest.
+        uniform: f64 [P S], a number a draft.
+    """
+
+    counts: Tensor
+    anchors: Tensor
+    settings: tuple[Tensor, Tensor, Tensor, Tensor]
+    uniform: Tensor
+
+
+class DraftFunction(Protocol):
+    """One way to run a drafter over the caches of its layers."""
+
+    def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
+        """Write what context tokens lend: taps [T D] each, positions i32 [T], slots i64 [T] (-1 writes nothing)."""
+        ...
+
+    def draft(self, block: Block, draws: Draws) -> tuple[Tensor, Tensor | None]:
+        """Drafts i64 [P S], and f32 [P S W], the distributions that they were drawn from; None where none was drawn."""
+        ...
 
 
 class Drafter(nn.Module):

@@ -12,11 +12,12 @@ from minnow.core.errors import ConfigError
 from minnow.formats.quantized import Quantized, Weight
 from minnow.kernels import words
 from minnow.kernels.decoder_step.cpu import LayerParts, ModelParts, NativeModel
+from minnow.kernels.draft_step.cpu import NativeDrafter
 from minnow.kernels.registry import Kernels
 from minnow.kernels.tiles import Tiled, can_tile, tile
 from minnow.kernels.words import Matrix
 from minnow.model.decoder import Decoder, DecoderLayer
-from minnow.model.dspark import Block, Drafter
+from minnow.model.dspark import Block, Drafter, Draws
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope
 from minnow.model.step import StepInputs, StepOutput
@@ -51,7 +52,8 @@ class NativeStep:
         """
         self._caches = caches
         self._dtype = decoder.embed.dtype
-        self._model = _native_model(decoder, decoder.config, caches, is_resident=is_resident, digits=digits)
+        hold = _resident(decoder, digits) if is_resident else _in_place
+        self._model = _native_model(decoder, decoder.config, caches, hold)
 
     def __call__(self, inputs: StepInputs, caches: Sequence[LayerCache]) -> StepOutput:
         """Run one step; see Decoder.forward."""
@@ -78,37 +80,47 @@ class NativeStep:
         )
 
 
-class NativeBlock:
-    """A BlockFunction: the layers of a drafter and its base logits in one call; see engine/speculative.py."""
+class NativeDrafts:
+    """A DraftFunction: the context, and a round of drafts, in one native call each; see engine/drafting.py."""
 
     def __init__(
         self, drafter: Drafter, caches: Sequence[LayerCache], *, is_resident: bool = False, digits: int = 3
     ) -> None:
         """Take over a drafter that is loaded and shares the target's embedding and head; see NativeStep."""
-        self._dtype = drafter.embed.dtype
-        self._model = _native_model(drafter, drafter.config.backbone, caches, is_resident=is_resident, digits=digits)
-
-    def __call__(self, block: Block) -> tuple[Tensor, Tensor]:
-        """Hidden states [T D], and logits before the Markov head f32 [T W]."""
-        hidden, logits = self._model.step(
-            block.ids,
-            block.positions,
-            block.slots,
-            block.query_start,
-            block.block_table,
-            None,
-            torch.arange(len(block.ids)),
-            (),
-            block=(block.last_keys, block.first_keys),
+        assert draft_refusal(drafter) is None
+        hold = _resident(drafter, digits) if is_resident else _in_place
+        model = _native_model(drafter, drafter.config.backbone, caches, hold)
+        markov = drafter.markov.weights
+        self._drafter = NativeDrafter(
+            model,
+            hold(drafter.fuse.weights[0]),
+            drafter.context_norm.weights[0],  # type: ignore[arg-type]
+            (hold(markov[0]), hold(markov[1])),
+            drafter.vocabulary.target_ids,
         )
-        return hidden.to(self._dtype), logits
+
+    def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
+        """Write keys and values of context tokens; see DraftFunction."""
+        self._drafter.remember([tap.float().contiguous() for tap in taps], positions, slots)
+
+    def draft(self, block: Block, draws: Draws) -> tuple[Tensor, Tensor | None]:
+        """Drafts, and what they were drawn from; see DraftFunction."""
+        tensors = {name: getattr(block, name) for name in Block.__dataclass_fields__}
+        return self._drafter.draft(tensors, draws.counts, draws.anchors, draws.settings, draws.uniform)
+
+
+def draft_refusal(drafter: Drafter) -> str | None:
+    """Why the native calls cannot stand for a drafter; None where they can."""
+    config = drafter.config
+    if config.markov_head_type != "vanilla":
+        return f"its Markov head is {config.markov_head_type}"
+    return "it drafts from the likeliest tokens alone" if config.draft_topk else None
 
 
 def _native_model(
-    network: Decoder | Drafter, config: ModelConfig, caches: Sequence[LayerCache], *, is_resident: bool, digits: int
+    network: Decoder | Drafter, config: ModelConfig, caches: Sequence[LayerCache], hold: Callable[[Weight], Matrix]
 ) -> NativeModel:
     layers = [layer for layer in network.layers if isinstance(layer, DecoderLayer)]
-    hold = _resident(network, digits) if is_resident else _in_place
     return NativeModel(
         ModelParts(
             layers=tuple(_layer_parts(layer, cache, hold) for layer, cache in zip(layers, caches, strict=True)),
@@ -137,6 +149,9 @@ def _in_place(weight: Weight) -> Matrix:
 def _resident(decoder: Decoder | Drafter, digits: int) -> Callable[[Weight], Matrix]:
     """Matrices of the decoder -> the same in one stretch of memory, in tiles where there are any."""
     weights = {id(weight): weight for module in decoder.modules() for weight in getattr(module, "weights", ())}
+    if isinstance(decoder, Drafter):  # the target's table, of which it reads a few rows, and offsets
+        for weight in (*decoder.embed.weights, *decoder.vocabulary.weights):
+            del weights[id(weight)]
     num_bytes = sum(w.num_bytes if isinstance(w, Quantized) else w.nbytes for w in weights.values())
     memory = ResidentWeights(num_bytes, 3 * len(weights))
     held: dict[int, Matrix] = {}
@@ -147,7 +162,7 @@ def _resident(decoder: Decoder | Drafter, digits: int) -> Callable[[Weight], Mat
             held[name] = memory.copy(weight)
     if digits < 3 and not any(isinstance(weight, Tiled) for weight in held.values()):
         raise ConfigError("--activation-quantization rounds for int4 and int8 weights, and this checkpoint has none")
-    return lambda weight: held[id(weight)]
+    return lambda weight: held.get(id(weight), weight)
 
 
 def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight], Matrix]) -> LayerParts:

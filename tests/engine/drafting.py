@@ -16,6 +16,7 @@ from minnow.checkpoint.load import fill, open_weights
 from minnow.config import model
 from minnow.config.model import ModelConfig
 from minnow.core.request import SamplingParams
+from minnow.engine.drafting import PlainDrafts
 from minnow.engine.engine import Engine
 from minnow.kernels.probabilities.reference import probabilities
 from minnow.model.decoder import Decoder
@@ -148,13 +149,14 @@ def law_of(make: Callable[[], Engine], prompt: list[int], sampling: SamplingPara
     engine, law, script = make(), Counter[tuple[int, ...]](), list[int]()
     runner: Any = engine.runner
     speculator = runner._speculator
+    assert speculator is None or isinstance(speculator._network, PlainDrafts), "its draws cannot be chosen"
     plain = runner._kernels
     while True:
         chooser = Chooser(script)
         patched = _Patched(plain, sample=chooser.sample, verify=chooser.verify)
         runner._kernels = patched
         if speculator is not None:
-            speculator._kernels = patched
+            speculator._kernels = speculator._network._kernels = patched
         law[tuple(running.run(engine, [prompt], sampling)[0])] += chooser.likelihood
         following = chooser.following()
         if following is None:

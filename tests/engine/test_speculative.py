@@ -48,6 +48,23 @@ def test_the_native_step_and_plain_layers_draft_alike(tmp_path: Path, kind: dict
     assert drafts[0] == drafts[1] == drafts[2] and len(drafts[0]) > 10
 
 
+@pytest.mark.parametrize("more", [{}, {"draft_vocab_size": 90}])
+def test_the_native_calls_and_plain_operations_draw_alike(tmp_path: Path, more: dict[str, Any]) -> None:
+    drafting.write_bigram(tmp_path, noise=0.4, **{f"draft_{k}": v for k, v in more.items()})
+    params = [
+        running.seeded(1),
+        running.seeded(2, temperature=0.6, top_k=7),
+        replace(running.seeded(3), top_p=0.5),
+        running.GREEDY,
+    ]
+    found = []
+    for backends in ("*=auto", "*=auto,norm=reference"):
+        engine = make(tmp_path, speculative_config=BLOCK, kernel_backends=backends)
+        seen = rounds_of(engine)
+        found.append((running.run(engine, PROMPTS, params), seen))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("config", [DRAFTS, DRAWN, BLOCK])
 def test_greedy_tokens_are_those_of_plain_decoding(bigram: Path, config: dict[str, Any]) -> None:
     plain = running.run(make(bigram), PROMPTS, running.GREEDY)
@@ -92,7 +109,7 @@ def test_four_tokens_have_the_law_of_sampling(tmp_path: Path, name: str, config:
     sampling = SamplingParams(**changes, max_tokens=4)
 
     def engine(**settings: Any) -> Engine:
-        return make(tmp_path, enable_prefix_caching=False, **settings)
+        return make(tmp_path, enable_prefix_caching=False, kernel_backends="*=auto,norm=reference", **settings)
 
     wanted = drafting.law_of(engine, [1, 0], sampling)
     found = drafting.law_of(

@@ -90,6 +90,11 @@ class NativeModel:
         )  # fmt: skip
         self._call = native.function("decoder_step", "pp")
 
+    @property
+    def address(self) -> int:
+        """Of `struct Model`."""
+        return ctypes.addressof(self._model)
+
     def step(
         self,
         ids: Tensor,
@@ -101,7 +106,6 @@ class NativeModel:
         logits_rows: Tensor,
         taps: Sequence[tuple[int, Tensor]],
         embeddings: tuple[Tensor, Tensor] | None = None,
-        block: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run a step; K/V go to the caches, the residual after a layer to its tap.
 
@@ -110,29 +114,51 @@ class NativeModel:
                 may lie apart.
             taps: layer (-1 is the embedding) and f32 [T D] to be filled.
             embeddings: rows i64 [X] and f32 [X D] that replace those of the ids.
-            block: of a drafter's step: i32 [T] the last key and i32 [T] the first one that a token sees, instead of its
-                own position and 0.
 
         Returns:
             hidden f32 [Q D] after the last norm, logits f32 [Q V].
         """
-        num_logits = len(logits_rows)
-        hidden = torch.empty(num_logits, self.parts.norm.shape[0])
-        logits = torch.empty(num_logits, self.parts.head.shape[0])
-        tap_layers = words.pack(*(layer for layer, _ in taps))
-        tap_places = words.pack(*(tap.data_ptr() for _, tap in taps))
-        rows, values = (None, None) if embeddings is None else embeddings
+        hidden = torch.empty(len(logits_rows), self.parts.norm.shape[0])
+        logits = torch.empty(len(logits_rows), self.parts.head.shape[0])
+        step = self.step_words(
+            ids, positions, slots, query_start, block_table, prompt_end, (logits_rows, hidden, logits), taps, embeddings
+        )
+        self._call(self._model, words.pack(*step))
+        return hidden, logits
+
+    def step_words(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        query_start: Tensor,
+        block_table: Tensor,
+        prompt_end: Tensor | None,
+        results: tuple[Tensor, Tensor, Tensor],
+        taps: Sequence[tuple[int, Tensor]] = (),
+        embeddings: tuple[Tensor, Tensor] | None = None,
+        block: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[int, ...]:
+        """`struct Step`, which holds until the next one is made.
+
+        Args:
+            results: rows i64 [Q], and what they get: hidden f32 [Q D], logits f32 [Q V].
+            block: of a drafter's step: i32 [T] the last key and i32 [T] the first one that a token sees, instead of its
+                own position and 0.
+            others: as of `step`.
+        """
         last_keys, first_keys = (positions, None) if block is None else block
-        step = words.pack(
+        self._taps = (words.pack(*(layer for layer, _ in taps)), words.pack(*(tap.data_ptr() for _, tap in taps)))
+        rows, values = (None, None) if embeddings is None else embeddings
+        logits_rows, hidden, logits = results
+        return (
             *words.of_sequences(block_table, query_start, last_keys, prompt_end, first_keys),
             ids.data_ptr(), slots.data_ptr(), 0 if block is None else positions.data_ptr(),
-            num_logits, logits_rows.data_ptr(), hidden.data_ptr(), logits.data_ptr(),
-            len(taps), ctypes.addressof(tap_layers), ctypes.addressof(tap_places),
+            len(logits_rows), logits_rows.data_ptr(), hidden.data_ptr(), logits.data_ptr(),
+            len(taps), *(ctypes.addressof(part) for part in self._taps),
             0 if rows is None else len(rows),
             0 if rows is None else rows.data_ptr(), 0 if values is None else values.data_ptr(),
         )  # fmt: skip
-        self._call(self._model, step)
-        return hidden, logits
 
 
 def _layer_words(layer: LayerParts, table: Words) -> tuple[int, ...]:

@@ -270,6 +270,49 @@ inline Kept keep(const Row& row, Ranking& ranking) {
     return {kept.rank, kept.mass};
 }
 
+inline void fill(float* p, int64_t count, float value) {
+    for (int64_t i = 0; i < count; ++i) p[i] = value;
+}
+
+// The distribution that a row is drawn from; see probabilities/reference.py.
+inline void distribute(const Row& row, Candidate* memory, float* p) {
+    const bool is_finite = row.scan.check == 0.0f;
+    if (!row.is_plain() || row.temperature <= 0.0f) {
+        fill(p, row.num_tokens, is_finite ? 0.0f : NAN);
+        if (row.is_plain()) p[likeliest(row)] = 1.0f;
+        return;
+    }
+    Ranking ranking(row, memory);
+    const Kept kept = keep(row, ranking);
+    const int64_t last = ranking.take(INFINITY, false, kept.limit).id;
+    const float least = row.logits[last];
+    for (int64_t start = 0; start < row.num_tokens; start += kStep) {
+        const int64_t count = smaller(row.num_tokens - start, kStep);
+        const float* logits = row.logits + start;
+        double weights[kStep];
+        weigh(row, logits, count, weights);
+        for (int64_t i = 0; i < count; ++i) {
+            const bool is_ranked = logits[i] > least || (logits[i] == least && start + i <= last);
+            p[start + i] = is_ranked && weights[i] >= row.min_p ? static_cast<float>(weights[i] / kept.mass) : 0.0f;
+        }
+    }
+}
+
+// A token, by inverting the cumulative sums of value; the last one that has any if rounding leads past it.
+template <class Value>
+inline int64_t draw_from(int64_t count, double uniform, Value&& value) {
+    double total = 0.0, at = 0.0;
+    for (int64_t v = 0; v < count; ++v) total += value(v);
+    int64_t last = 0;
+    for (int64_t v = 0; v < count; ++v) {
+        const double mass = value(v);
+        if (mass <= 0.0) continue;
+        last = v;
+        if ((at += mass) > uniform * total) return v;
+    }
+    return last;
+}
+
 inline void merge_scans(Row& row) {
     row.scan = row.segments[0].scan;
     for (int64_t s = 1; s < kSegments; ++s) {

@@ -2,8 +2,7 @@
 #include <math.h>
 
 #include "../native/export.h"
-#include "../native/simd.h"
-#include "../native/threads.h"
+#include "../native/ranking.h"
 
 namespace MINNOW_ISA {
 namespace {
@@ -57,21 +56,6 @@ struct Rest {
     }
 };
 
-// A token, by inverting the cumulative sums of value; the last one that has any if rounding leads past it.
-template <class Value>
-inline int64_t draw(int64_t count, double uniform, Value&& value) {
-    double total = 0.0, at = 0.0;
-    for (int64_t v = 0; v < count; ++v) total += value(v);
-    int64_t last = 0;
-    for (int64_t v = 0; v < count; ++v) {
-        const double mass = value(v);
-        if (mass <= 0.0) continue;
-        last = v;
-        if ((at += mass) > uniform * total) return v;
-    }
-    return last;
-}
-
 // weights [n + 1] of the prefixes and ratios [n] of the drafts of a sequence; totals: of its rows of p.
 inline void weigh(const Call& call, int64_t s, const double* totals, double* weights, double* ratios) {
     weights[0] = 1.0;
@@ -106,7 +90,7 @@ inline int64_t count_kept(const Call& call, int64_t s, const double* weights, co
 
 }  // namespace
 
-void verify(Team& team, const Call& call, int64_t* num_accepted, int64_t* ids) {
+static void verify(Team& team, const Call& call, int64_t* num_accepted, int64_t* ids) {
     const int64_t num_rows = call.starts[call.num_sequences], V = call.num_tokens;
     Scratch memory = team.shared();
     double* totals = memory.take<double>(num_rows);
@@ -145,8 +129,8 @@ void verify(Team& team, const Call& call, int64_t* num_accepted, int64_t* ids) {
         const double uniform = call.uniform[first + n];
         num_accepted[s] = kept;
         ids[s] = kept < n && masses[first + kept] > 0.0
-                     ? draw(V, uniform, rest_of(s, kept))
-                     : draw(V, uniform, [&](int64_t v) { return static_cast<double>(p[v]); });
+                     ? draw_from(V, uniform, rest_of(s, kept))
+                     : draw_from(V, uniform, [&](int64_t v) { return static_cast<double>(p[v]); });
     });
 }
 

@@ -1,0 +1,100 @@
+"""the words of the structs in cpu.cpp beside this file, and the two calls"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from minnow.kernels import native, words
+from minnow.kernels.decoder_step.cpu import NativeModel
+from minnow.kernels.words import Matrix
+
+
+class NativeDrafter:
+    """A drafter with a vanilla Markov head: pointers into tensors, which live as long as this does."""
+
+    def __init__(
+        self,
+        model: NativeModel,
+        fuse: Matrix,
+        context_norm: Tensor,
+        markov: tuple[Matrix, Matrix],
+        target_ids: Tensor | None,
+    ) -> None:
+        """Take over its parts.
+
+        Args:
+            model: its layers, with the target's embedding and head (or rows of it).
+            fuse: [D K*D]; context_norm: [D].
+            markov: [V r] of the tokens before, [W r] of the drafts.
+            target_ids: i64 [W], or None where they are the target's.
+        """
+        self._parts = (model, fuse, context_norm, markov, target_ids)
+        self._num_ids = markov[1].shape[0]
+        self._width = context_norm.shape[0]
+        self._model = model
+        self._words = words.pack(
+            model.address, *words.of_weights((fuse, context_norm, *markov)),
+            0 if target_ids is None else target_ids.data_ptr(),
+        )  # fmt: skip
+        self._context = native.function("draft_context", "pp")
+        self._round = native.function("draft_round", "pp")
+
+    def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
+        """Write keys and values of context tokens.
+
+        Args:
+            taps: f32 [T D] each, dense; positions: i32 [T]; slots: i64 [T], -1 writes nothing.
+        """
+        places = words.pack(*(tap.data_ptr() for tap in taps))
+        self._context(
+            self._words,
+            words.pack(len(positions), len(taps), ctypes.addressof(places), positions.data_ptr(), slots.data_ptr()),
+        )
+
+    def draft(
+        self,
+        blocks: dict[str, Tensor],
+        counts: Tensor,
+        anchors: Tensor,
+        settings: tuple[Tensor, Tensor, Tensor, Tensor],
+        uniform: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the blocks and draw from them, one draft after the other.
+
+        Args:
+            blocks: ids, positions, slots, query_start, block_table, last_keys, first_keys; see model.dspark.Block.
+            counts: i64 [S], descending; anchors: i32 [S].
+            settings: temperature f32, top_k i64, top_p f32, min_p f32, [S] each; temperature 0 takes the likeliest.
+            uniform: f64 [P S].
+
+        Returns:
+            i64 [P S], ids of the target; f32 [P S W], what was drawn from, or None where nothing was.
+        """
+        ids, num_slots, num_sequences = blocks["ids"], len(uniform), len(counts)
+        hidden = torch.empty(len(ids), self._width)
+        logits = torch.empty(len(ids), self._num_ids)
+        found = torch.zeros(num_slots, num_sequences, dtype=torch.int64)
+        is_drawn = bool((settings[0] > 0).any())
+        q = torch.zeros(num_slots, num_sequences, self._num_ids) if is_drawn else None
+        rows = torch.arange(len(ids))
+        step = self._model.step_words(
+            ids,
+            blocks["positions"],
+            blocks["slots"],
+            blocks["query_start"],
+            blocks["block_table"],
+            None,
+            (rows, hidden, logits),
+            block=(blocks["last_keys"], blocks["first_keys"]),
+        )
+        self._round(
+            self._words,
+            words.pack(
+                *step, num_sequences, counts.data_ptr(), anchors.data_ptr(),
+                *(setting.data_ptr() for setting in settings), 0, uniform.data_ptr(), found.data_ptr(),
+                0 if q is None else q.data_ptr(),
+            ),
+        )  # fmt: skip
+        return found, q
