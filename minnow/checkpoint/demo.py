@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minnow.checkpoint import disk
+from minnow.checkpoint import disk, trained
 from minnow.core import env
 from minnow.core.errors import ConfigError, TransferError
 from minnow.core.log import Logger
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from minnow.checkpoint.convert import Progress
 
 Say = Callable[[str], None]
+
+PARTS = Path(__file__).parents[2] / "models"  # beside the package in a clone; an installed one has none yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +96,22 @@ def directory_of(name: str) -> Path:
     return home() / "models" / name
 
 
+def parts_of(name: str) -> Path | None:
+    """What this project has trained for a known model: a directory of parts, or None."""
+    found = PARTS / name
+    return found if (found / trained.DESCRIPTION_NAME).is_file() else None
+
+
 def is_pulled(name: str) -> bool:
-    """Whether the model is there, with every file that its digests name; the contents are verify's concern."""
-    directory = directory_of(name)
-    digests = directory / "digests.json"
+    """Whether the model is there, our parts in it, with every file of its digests; contents are verify's concern."""
+    directory, parts = directory_of(name), parts_of(name)
     try:
-        files = json.loads(digests.read_text(encoding="utf-8"))
+        files = json.loads((directory / "digests.json").read_text(encoding="utf-8"))
+        card = trained.DESCRIPTION_NAME
+        is_current = parts is None or (directory / card).read_bytes() == (parts / card).read_bytes()
     except (OSError, ValueError):
         return False
-    return all((directory / file).is_file() for file in files)
+    return is_current and all((directory / file).is_file() for file in files)
 
 
 def resolve(model: str) -> Path:
@@ -153,7 +162,15 @@ def pull(name: str, *, say: Say | None = None, progress: Progress | None = None)
 
         say(f"converting {gguf.name}")
         texts = {"README.md": demo.card, "generation_config.json": json.dumps(dict(demo.generation), indent=2) + "\n"}
-        convert(gguf, target, kv_cache="fp8", progress=progress, companions=texts, overwrite=True)
+        parts = parts_of(name)
+        base = target if parts is None else target.with_name(f".{name}.base")
+        if parts is not None:
+            texts |= {n: (parts / n).read_text(encoding="utf-8") for n in (trained.DESCRIPTION_NAME, "README.md")}
+        convert(gguf, base, kv_cache="fp8", progress=progress, companions=texts, overwrite=True)
+        if parts is not None:
+            say(f"adding what was trained for {name}")
+            trained.combine(base, [parts], target)
+            shutil.rmtree(base)
     return target
 
 

@@ -117,18 +117,25 @@ def open_drafter(directory: Path, config: DrafterConfig, device: torch.device | 
     return WeightSource(reader, drafter.modules(config), config.backbone, torch.device(device))
 
 
-def fill(model: nn.Module, source: WeightSource, *, progress: Callable[[float], None] = lambda share: None) -> None:
+def fill(
+    model: nn.Module,
+    source: WeightSource,
+    *,
+    progress: Callable[[float], None] = lambda share: None,
+    is_unused: Callable[[str], bool] = lambda name: False,
+) -> None:
     """Give every submodule that lists `weight_names` its `weights`, in the same order.
 
     Args:
         progress: told the share of the weights that are there, from 0 to 1; at each percent.
+        is_unused: by our name, which weights may be left.
 
     Raises:
         CheckpointError: a module names a weight that this configuration lacks, or a weight is left over that no
             module named (vision weights are not served and may be).
     """
     taken: dict[str, Weight] = {}  # a tied weight has two names in the model, and one place in memory
-    left = {name for name, module in source.modules.items() if module.kind != "vision"}
+    left = {name for name, module in source.modules.items() if module.kind != "vision" and not is_unused(name)}
     num_weights, percent = len(left), 0
     for module in model.modules():
         wanted: tuple[str, ...] | None = getattr(module, "weight_names", None)

@@ -49,6 +49,7 @@ class EngineConfig:
         SpeculativeConfig,
         Field("""drafts, as JSON: '{"method": "dspark", "num_speculative_tokens": 3}'"""),
     ] = field(default_factory=SpeculativeConfig)
+    dense: Annotated[bool, Field("attend to every key, also in layers whose index heads would choose blocks")] = False
     speculation: Annotated[bool, Field("draft with the model's own drafter, where it proposes how")] = True
 
 

@@ -1,5 +1,6 @@
 """ModelConfig from a checkpoint's config.json; names unknown fields"""
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,6 +125,12 @@ class ModelConfig:
     def norm_offset(self) -> float:
         """Added to stored norm weights: 1 in the Gemma form, else 0."""
         return 1.0 if self.use_gemma_norm else 0.0
+
+
+def without_index(config: ModelConfig) -> ModelConfig:
+    """The same network with plain causal attention in every layer."""
+    plain = (False,) * config.num_hidden_layers
+    return dataclasses.replace(config, sparse=dataclasses.replace(config.sparse, is_sparse=plain))
 
 
 def read(directory: Path) -> ModelConfig:

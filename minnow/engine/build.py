@@ -72,8 +72,8 @@ def build(
     is_eager, refusal = _is_eager(config, plan.weights_bytes), native_step.refusal(kernels)
     digits = _digits(config, is_eager, refusal)
     source = open_weights(directory, model, device, is_eager=is_eager and refusal is not None)
-    decoder = decoder_class(model_config.ARCHITECTURE)(model, kernels, _DTYPES[config.dtype], device)
-    fill(decoder, source, progress=lambda share: report("weights", share))
+    decoder = decoder_class(model_config.ARCHITECTURE)(settled.model, kernels, _DTYPES[config.dtype], device)
+    fill(decoder, source, progress=lambda share: report("weights", share), is_unused=_is_unused(config))
     report("cache", 0.0)
     pool = Pool(layout, plan.num_blocks, device)
     log.info(
@@ -121,6 +121,11 @@ def build(
         max_logprobs=config.server.max_logprobs,
         recorder=None if record is None else Recorder(record),
     )
+
+
+def _is_unused(config: EngineConfig) -> Callable[[str], bool]:
+    """Which weights of the checkpoint the model need not take."""
+    return lambda name: config.dense and ".index_" in name
 
 
 def _speculator(

@@ -11,7 +11,7 @@ from minnow.config import engine as engine_config
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.config.load import resolve_auto, resolve_speculation
-from minnow.config.model import ModelConfig
+from minnow.config.model import ModelConfig, without_index
 from minnow.engine import budget, container, policy
 from minnow.engine.budget import MemoryPlan
 from minnow.parallel.mesh import Mesh
@@ -26,6 +26,7 @@ class Settled:
 
     Attributes:
         config: without "auto".
+        model: as it is run: without its index heads where `dense` says so.
         drafter: of drafts, if any are made.
         layout: the row of a cache block, the drafter's pages in it.
     """
@@ -46,6 +47,7 @@ def settle(config: EngineConfig, model: ModelConfig, directory: Path | None, *, 
     Raises:
         ConfigError: settings that cannot work together or with the model.
     """
+    model = without_index(model) if config.dense else model
     config = resolve_auto(config, model)
     engine_config.check(config, model)
     drafter = None

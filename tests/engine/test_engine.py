@@ -1,5 +1,7 @@
 """what an engine refuses, and that a request costs only itself"""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,3 +187,21 @@ def test_activations_are_not_rounded_where_nothing_would_do_it(
 def test_there_must_be_something_to_round_for(directory: Path) -> None:
     with pytest.raises(ConfigError, match="int4 and int8 weights, and this checkpoint has none"):
         running.make(directory, activation_quantization="int16", dtype="float32")
+
+
+def test_dense_attention_leaves_the_index_heads_alone(tmp_path: Path) -> None:
+    """With --dense a sparse model is the one whose config.json names no sparse layer."""
+    tiny.write_tiny(tmp_path / "sparse", dtype="float32", sparse_topk_blocks=2)
+    shutil.copytree(tmp_path / "sparse", tmp_path / "plain")
+    raw = json.loads((tmp_path / "plain" / "config.json").read_text())
+    raw["text_config"]["sparse_attention_config"] = None
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(tmp_path / "plain" / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if ".index_" not in k}, tmp_path / "plain" / "model.safetensors")
+    prompts = [[(i * 7) % 300 for i in range(150)]]
+    settings = {"kv_cache_dtype": "float32", "dtype": "float32"}
+    wanted = running.run(running.make(tmp_path / "plain", **settings), prompts, running.GREEDY)
+    dense = running.make(tmp_path / "sparse", dense=True, **settings)
+    assert running.run(dense, prompts, running.GREEDY) == wanted
+    assert running.run(running.make(tmp_path / "sparse", **settings), prompts, running.GREEDY) != wanted
+    assert not any(layer.index is not None for layer in dense.runner._pool.layers)  # type: ignore[attr-defined]
