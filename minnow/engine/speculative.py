@@ -206,29 +206,35 @@ class Speculator:
         return self._config.draft_sample_method == "probabilistic" and row.sampling.temperature > 0
 
     def _block(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> Block:
-        config = self._drafter
+        """The blocks of a round; put together as plain numbers, which takes a third of the time of small tensors."""
+        config, size = self._drafter, self._block_size
+        longest = max(len(row.token_ids) - 1 + count for _, row, count in wanting)
+        tables = table.block_table[[number for number, _, _ in wanting], : -(-longest // size)]
         ids: list[int] = []
         positions: list[int] = []
+        slots: list[int] = []
+        query_start = [0]
         last_keys: list[int] = []
-        for _, row, count in wanting:
-            start = len(row.token_ids) - 1
+        for (_, row, count), blocks in zip(wanting, tables.tolist(), strict=True):
+            places = range(len(row.token_ids) - 1, len(row.token_ids) - 1 + count)
             ids += [row.token_ids[-1], *[config.mask_token_id] * (count - 1)]
-            positions += range(start, start + count)
-            last_keys += [start + count - 1] * count
-        place = torch.tensor(positions)
-        tables = table.block_table[[number for number, _, _ in wanting], : max(positions) // self._block_size + 1]
-        counts = torch.tensor([count for _, _, count in wanting])
-        sequence = torch.repeat_interleave(counts)
-        slots = tables[sequence, place // self._block_size].long() * self._block_size + place % self._block_size
-        window = config.window or max(positions) + 1
+            positions += places
+            slots += [blocks[place // size] * size + place % size for place in places]
+            query_start.append(len(ids))
+            last_keys += [places[-1]] * count
+        window = config.window or longest
+
+        def send(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.tensor(values, dtype=dtype)
+
         return Block(
-            ids=torch.tensor(ids, dtype=torch.int32),
-            positions=place.int(),
-            slots=slots,
-            query_start=torch.cat((counts.new_zeros(1), counts.cumsum(0))).int(),
+            ids=send(ids),
+            positions=send(positions),
+            slots=send(slots, torch.int64),
+            query_start=send(query_start),
             block_table=tables,
-            last_keys=torch.tensor(last_keys, dtype=torch.int32),
-            first_keys=(place - window + 1).clamp(min=0).int(),
+            last_keys=send(last_keys),
+            first_keys=send([max(place - window + 1, 0) for place in positions]),
         )
 
 
