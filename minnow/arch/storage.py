@@ -102,7 +102,7 @@ STORAGE_BY_NAME: dict[str, Storage] = {
 }
 
 _LINEAR_KINDS = ("attention", "dense ffn", "shared expert", "routed expert")
-_NAMED_KINDS = (*_LINEAR_KINDS, "embedding", "head")  # what our own conversions may quantise
+_NAMED_KINDS = (*_LINEAR_KINDS, "embedding", "head", "drafter")  # what our own conversions may quantise
 _STORAGE_BY_SCHEME = {  # (routed experts, other linears)
     "mxfp8": ("mxfp8", "mxfp8"),
     "mxfp8-nvfp4": ("nvfp4", "mxfp8"),

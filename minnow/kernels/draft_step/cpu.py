@@ -2,13 +2,26 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from minnow.kernels import native, words
-from minnow.kernels.decoder_step.cpu import NativeModel
 from minnow.kernels.words import Matrix
+
+
+class StepModel(Protocol):
+    """What decoder_step/cpu.py makes of a network."""
+
+    @property
+    def address(self) -> int:
+        """Of its `struct Model`."""
+        ...
+
+    def step_words(self, *inputs: Any, block: tuple[Tensor, Tensor]) -> tuple[int, ...]:
+        """The `struct Step` of some blocks."""
+        ...
 
 
 class NativeDrafter:
@@ -16,7 +29,7 @@ class NativeDrafter:
 
     def __init__(
         self,
-        model: NativeModel,
+        model: StepModel,
         fuse: Matrix,
         context_norm: Tensor,
         markov: tuple[Matrix, Matrix],
