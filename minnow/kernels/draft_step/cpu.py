@@ -1,8 +1,8 @@
 """the words of the structs in cpu.cpp beside this file, and the two calls"""
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ class StepModel(Protocol):
         """Of its `struct Model`."""
         ...
 
-    def step_words(self, *inputs: Any, block: tuple[Tensor, Tensor]) -> tuple[int, ...]:
-        """The `struct Step` of some blocks."""
+    @property
+    def step_words(self) -> Callable[..., tuple[int, ...]]:
+        """Makes the `struct Step` of some blocks."""
         ...
 
 
