@@ -114,7 +114,18 @@ def open_drafter(directory: Path, config: DrafterConfig, device: torch.device | 
     wanted = drafter.expected(config)
     found = verify.compare(reader, wanted, scales=True)
     verify.refuse(replace(found, extra=tuple(n for n in found.extra if n not in drafter.SHARED)), directory)
+    if config.is_reduced:
+        _check_offsets(reader.read("d2t"), config.backbone.vocab_size, directory)
     return WeightSource(reader, drafter.modules(config), config.backbone, torch.device(device))
+
+
+def _check_offsets(offsets: Tensor, vocab_size: int, directory: Path) -> None:
+    ids = (offsets.long() + torch.arange(len(offsets))).tolist()
+    if min(ids) < 0 or max(ids) >= vocab_size or len(set(ids)) < len(ids):
+        seen = f"ids {min(ids)} to {max(ids)}, {len(set(ids)):,} of {len(ids):,} distinct"
+        raise CheckpointError(
+            f"{directory}: d2t gives {seen}; a draft stands for one token of 0 to {vocab_size - 1}, no two for the same"
+        )
 
 
 def fill(

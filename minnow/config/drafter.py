@@ -89,6 +89,12 @@ def find(directory: Path) -> Path | None:
     return bundled if (bundled / "config.json").is_file() else None
 
 
+def proposes(directory: Path) -> bool:
+    """Whether the drafter of a directory says how it is to be served where nobody asks; nothing else is looked at."""
+    raw = read_object(directory / "config.json")
+    return bool(raw.get("speculative_config") or _object(raw, "text_config").get("speculative_config"))
+
+
 def read(directory: Path, target: ModelConfig) -> DrafterConfig:
     """Read a drafter's config.json.
 
@@ -128,9 +134,9 @@ def parse_drafter(raw: Mapping[str, Any], target: ModelConfig) -> DrafterConfig:
         has_confidence_head=bool(fields.get("enable_confidence_head", False)),
         confidence_sees_token=bool(fields.get("confidence_head_with_markov", True)),
         window=_window(fields),
-        draft_vocab_size=fields.get("draft_vocab_size") or target.vocab_size,
+        draft_vocab_size=target.vocab_size if fields.get("draft_vocab_size") is None else fields["draft_vocab_size"],
         draft_topk=_whole(fields, "draft_topk", 0),
-        confidence_temperatures=tuple(map(float, fields.get("confidence_temperatures", ()))),
+        confidence_temperatures=_temperatures(fields),
         served=_object(fields, "speculative_config"),
     )
     _check(config, fields, target)
@@ -179,6 +185,10 @@ def _refuse_other_kinds(fields: Mapping[str, Any]) -> None:
         ("dspark_use_dense_ffn", (None, True), "draft layers are dense"),
         ("attention_bias", (None, False), "projections have no bias"),
         ("attention_output_gate", (None, False), "attention has no gate"),
+        ("use_qk_norm", (None, True), "each head of queries and keys has a norm"),
+        ("use_gemma_norm", (None, False, True), "norms are Gemma's or plain ones"),
+        ("enable_confidence_head", (None, False, True), "there is such a head or there is none"),
+        ("confidence_head_with_markov", (None, True, False), "the head sees the token before or it does not"),
     )
     for name, allowed, words in wanted:
         if fields.get(name) not in allowed:
@@ -201,7 +211,10 @@ def _layer_ids(fields: Mapping[str, Any], target: ModelConfig) -> tuple[int, ...
 
 
 def _window(fields: Mapping[str, Any]) -> int:
-    kinds = set(_list(fields, "layer_types"))
+    types = _list(fields, "layer_types")
+    if not all(isinstance(kind, str) for kind in types) or len(types) not in (0, _whole(fields, "num_hidden_layers")):
+        raise ConfigError(f"the drafter's layer_types are {types!r}; a word a layer is needed")
+    kinds = set(types)
     if len(kinds) > 1 or not kinds <= {"sliding_attention", "full_attention"}:
         raise ConfigError(f"the drafter's layer_types are {sorted(kinds)}; all sliding_attention or all full_attention")
     window = _whole(fields, "window", 0)
@@ -220,6 +233,15 @@ def _head(fields: Mapping[str, Any]) -> MarkovHead:
     return found
 
 
+def _temperatures(fields: Mapping[str, Any]) -> tuple[float, ...]:
+    values = _list(fields, "confidence_temperatures")
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and v > 0 for v in values):
+        raise ConfigError(
+            f"the drafter's confidence_temperatures are {values!r}; numbers above 0 are needed, one a draft"
+        )
+    return tuple(map(float, values))
+
+
 def _check(config: DrafterConfig, fields: Mapping[str, Any], target: ModelConfig) -> None:
     vocabulary = target.vocab_size
     facts = (
@@ -232,8 +254,10 @@ def _check(config: DrafterConfig, fields: Mapping[str, Any], target: ModelConfig
             raise ConfigError(f"the drafter's {name} is {seen}, the model's is {right}; it was made for another model")
     if not 0 <= config.mask_token_id < vocabulary:
         raise ConfigError(f"the drafter's mask_token_id is {config.mask_token_id}; ids are 0 to {vocabulary - 1}")
-    if not isinstance(config.draft_vocab_size, int) or not 1 <= config.draft_vocab_size <= vocabulary:
-        raise ConfigError(f"the drafter's draft_vocab_size is {config.draft_vocab_size}; it must be 1 to {vocabulary}")
+    if type(config.draft_vocab_size) is not int or not 1 <= config.draft_vocab_size <= vocabulary:
+        raise ConfigError(
+            f"the drafter's draft_vocab_size is {config.draft_vocab_size!r}; it must be 1 to {vocabulary}"
+        )
     if len(config.confidence_temperatures) not in (0, config.block_size):
         raise ConfigError(
             f"the drafter has {len(config.confidence_temperatures)} confidence_temperatures; "

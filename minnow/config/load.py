@@ -252,7 +252,8 @@ def resolve_speculation(
         is_bench: see `speculative.check`.
 
     Returns:
-        a new configuration, whose method is empty where nothing is drafted, and the drafter.
+        a new configuration, whose method is empty where nothing is drafted and whose model is the drafter's directory
+            otherwise, and the drafter.
 
     Raises:
         ConfigError: settings that contradict each other, the drafter or the model.
@@ -262,10 +263,20 @@ def resolve_speculation(
     if is_asked and not config.speculation:
         raise ConfigError("--no-speculation and --speculative-config are both given; leave one of them out")
     place = Path(asked.model).expanduser() if asked.model else drafter_config.find(directory)
-    drafter = None if place is None or not config.speculation else drafter_config.read(place, model)
+    if not is_asked and (place is None or not config.speculation or not drafter_config.proposes(place)):
+        return config, None
+    try:
+        drafter = None if place is None else drafter_config.read(place, model)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
     if is_asked:
         asked = dataclasses.replace(asked, method="dspark")
-    elif drafter is not None and drafter.served:
+    else:
+        assert drafter is not None
+        if "model" in drafter.served or drafter.served.get("method", "dspark") != "dspark":
+            raise ConfigError(
+                f"{place}/config.json proposes {dict(drafter.served)}; a drafter proposes no model, no other method"
+            )
         values = {f"speculative_config.{k}": v for k, v in drafter.served.items()} | {
             "speculative_config.method": "dspark"
         }
@@ -273,15 +284,16 @@ def resolve_speculation(
             [_Given(name=k, value=v, origin=f"file {place}/config.json") for k, v in values.items()], {}, {}
         )
         asked = loaded.config.speculative_config
-    else:
-        return config, None
     speculative.check(asked, drafter, is_bench=is_bench)
     assert drafter is not None
     kv_format = asked.kv_cache_dtype
     if kv_format == "auto":
         kv_format = "fp8" if config.cache.kv_cache_dtype in ("fp8", "nvfp4") else config.cache.kv_cache_dtype  # type: ignore[assignment]
     asked = dataclasses.replace(
-        asked, kv_cache_dtype=kv_format, num_speculative_tokens=asked.num_speculative_tokens or drafter.block_size
+        asked,
+        model=str(place),
+        kv_cache_dtype=kv_format,
+        num_speculative_tokens=asked.num_speculative_tokens or drafter.block_size,
     )
     return dataclasses.replace(config, speculative_config=asked), drafter
 

@@ -27,6 +27,9 @@ class SpeculativeConfig:
         Literal["standard", "block", "synthetic"],
         Field("standard looks at drafts one by one, block at all together; synthetic is for minnow bench alone"),
     ] = "standard"
+    enable_adaptive_verification: Annotated[
+        bool, Field("verify as many drafts as pay, by the drafter's confidence and what steps cost here")
+    ] = False
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "fp8"],
         Field("format of the drafter's K and V; auto is fp8 where the model's are fp8 or nvfp4, else theirs"),
@@ -74,6 +77,9 @@ def check(config: SpeculativeConfig, drafter: DrafterConfig | None, *, is_bench:
             f"--speculative-config has synthetic_acceptance_length {length:g}; "
             f"it must be 1 to {(count or drafter.block_size) + 1}"
         )
+    if config.enable_adaptive_verification and (is_synthetic or not drafter.has_confidence_head):
+        why = "drafts are kept whatever they are" if is_synthetic else "this drafter has no confidence head"
+        raise ConfigError(f"--speculative-config has enable_adaptive_verification, but {why}; leave it out")
     if length and not is_synthetic:
         raise ConfigError(
             "--speculative-config has a synthetic_acceptance_length, but rejection_sample_method is "

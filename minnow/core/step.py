@@ -94,6 +94,7 @@ class RowResult:
     Attributes:
         prompt_logprobs: as many as its RowStep asks for: of the prompt's tokens from position start + 1 on.
         num_drafts: that were made for the next step.
+        confidences: of each of them, how likely it is kept if those before it are; empty where nobody asks.
         error: set where the row failed alone, for example "logits are not finite"; others go on.
     """
 
@@ -102,6 +103,7 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_drafts: int = 0
+    confidences: tuple[float, ...] = ()
     error: str | None = None
 
 

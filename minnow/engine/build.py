@@ -8,14 +8,13 @@ import torch
 from minnow.cache.blocks import BlockPool
 from minnow.cache.pool import Pool
 from minnow.checkpoint.load import fill, open_drafter, open_weights
-from minnow.config import drafter as drafter_config
 from minnow.config import model as model_config
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.core.units import show_bytes
-from minnow.engine import memory, processors
+from minnow.engine import costs, memory, processors
 from minnow.engine.drafting import PlainDrafts
 from minnow.engine.engine import Engine
 from minnow.engine.record import Recorder
@@ -85,15 +84,6 @@ def build(
         cache_memory=show_bytes(plan.cache_bytes),
         context_tokens=max_model_len,
     )
-    scheduler = Scheduler(
-        config.scheduler,
-        BlockPool(plan.num_blocks, layout.block_size),
-        max_model_len=max_model_len,
-        eos_token_ids=model.eos_token_ids,
-        seed=config.seed,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
-        num_speculative_tokens=0 if drafter is None else config.speculative_config.num_speculative_tokens,
-    )
     if refusal is None:
         log.info("step function", kind="native", activation_quantization=config.kernel.activation_quantization)
     else:
@@ -113,6 +103,16 @@ def build(
         if drafter is None
         else _speculator(config, drafter, directory, decoder, pool, is_eager=is_eager),
     )
+    scheduler = Scheduler(
+        config.scheduler,
+        BlockPool(plan.num_blocks, layout.block_size),
+        max_model_len=max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        seed=config.seed,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        num_speculative_tokens=0 if drafter is None else config.speculative_config.num_speculative_tokens,
+        step_costs=_step_costs(config, runner, plan.num_blocks - 1),
+    )
     return Engine(
         scheduler,
         runner,
@@ -121,6 +121,23 @@ def build(
         max_logprobs=config.server.max_logprobs,
         recorder=None if record is None else Recorder(record),
     )
+
+
+def _step_costs(config: EngineConfig, runner: Runner, num_blocks: int) -> tuple[float, ...]:
+    """Seconds of steps by their tokens, where drafts are verified only as far as it pays."""
+    settings = config.speculative_config
+    if not settings.enable_adaptive_verification:
+        return ()
+    found = costs.measure(
+        runner,
+        settings.num_speculative_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        num_blocks=num_blocks,
+    )
+    Logger("engine").info(
+        "costs of steps", **{f"tokens_{n}_ms": round(1000 * s, 2) for n, s in enumerate(found[:8], 1)}
+    )
+    return found
 
 
 def _is_unused(config: EngineConfig) -> Callable[[str], bool]:
@@ -134,8 +151,7 @@ def _speculator(
     """Load a drafter, which shares the decoder's embedding and head."""
     settings, kernels = config.speculative_config, decoder.kernels
     network = Drafter(drafter, kernels, decoder.embed.dtype, pool.device)
-    place = Path(settings.model) if settings.model else directory / drafter_config.DIRECTORY
-    fill(network, open_drafter(place, drafter, pool.device))
+    fill(network, open_drafter(Path(settings.model), drafter, pool.device))
     network.share(decoder.embed.weights[0], decoder.head.weights[0])
     refusal = native_step.refusal(kernels) or native_step.draft_refusal(network)
     drafts: DraftFunction = PlainDrafts(network, pool.draft_layers)

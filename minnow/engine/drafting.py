@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from minnow.cache.pool import LayerCache
-from minnow.model.dspark import Attend, Block, Drafter, Draws
+from minnow.model.dspark import Attend, Block, Drafter, Drawn, Draws
 
 
 class PlainDrafts:
@@ -24,7 +24,7 @@ class PlainDrafts:
             self._kernels.kv_write(v, cache.v, slots)
 
     @torch.inference_mode()
-    def draft(self, block: Block, draws: Draws) -> tuple[Tensor, Tensor | None]:
+    def draft(self, block: Block, draws: Draws) -> Drawn:
         """See DraftFunction."""
         hidden = self._drafter.block(block.ids, block.positions, self._attend_over(block))
         base, target_ids = self._drafter.base(hidden), self._drafter.vocabulary.target_ids
@@ -32,10 +32,14 @@ class PlainDrafts:
         found = torch.zeros(draws.uniform.shape, dtype=torch.int64)
         is_drawn = bool((draws.settings[0] > 0).any())
         q = base.new_zeros(*found.shape, base.shape[1]) if is_drawn else None
+        head = self._drafter.confidence
+        confidence = None if head is None else base.new_zeros(found.shape)
         before, state = draws.anchors.long(), None
         for k in range(len(found)):
             num = sum(count > k for count in counts)
             at = block.query_start[:num].long() + k
+            if head is not None and confidence is not None:
+                confidence[k, :num] = head(hidden[at], self._drafter.markov.look_up(before[:num]))
             logits, state = self._drafter.logits(
                 base[at], hidden[at], before[:num], None if state is None else state[:num]
             )
@@ -50,7 +54,7 @@ class PlainDrafts:
                 q[k, :num] = rows
             before = ids if target_ids is None else target_ids[ids]
             found[k, :num] = before
-        return found, q
+        return Drawn(ids=found, q=q, confidence=confidence)
 
     def _attend_over(self, block: Block) -> Attend:
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -114,7 +114,13 @@ def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     activations = config.scheduler.max_num_batched_tokens * (4 * model.hidden_size + 2 * widest) * 4
     logits = config.scheduler.max_num_seqs * model.vocab_size * 4 * 8  # sampling sorts and sums in f64
     scored = min(policy.MAX_PROMPT_LOGPROBS, config.scheduler.max_num_batched_tokens) * model.vocab_size * 4 * 2
-    return activations + logits + scored + _CHUNK_BYTES
+    # Of each draft a row of logits, one of them adjusted, and the distributions of both models.
+    drafts = config.scheduler.max_num_seqs * _num_drafts(config) * model.vocab_size * 4 * 4
+    return activations + logits + scored + drafts + _CHUNK_BYTES
+
+
+def _num_drafts(config: EngineConfig) -> int:
+    return config.speculative_config.num_speculative_tokens if config.speculative_config.method else 0
 
 
 def available_bytes(device: torch.device, root: Path = container.ROOT) -> int:

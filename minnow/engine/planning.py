@@ -13,10 +13,12 @@ class Planning:
 
     Attributes:
         budget_tokens: that the step may still compute.
+        budget_drafts: how many of these may be drafts.
         budget_logprobs: tokens of prompts whose log-probabilities it may still yield.
     """
 
     budget_tokens: int
+    budget_drafts: int = 0
     budget_logprobs: int = policy.MAX_PROMPT_LOGPROBS
     starts: list[RowStart] = field(default_factory=list)
     blocks_by_row: dict[int, list[int]] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class Planning:
         )
         self.step_by_row[row] = (planned, step)
         self.budget_tokens -= step.num_tokens
+        self.budget_drafts -= num_drafts
         self.budget_logprobs -= step.num_prompt_logprobs
 
     def drop(self, row: int) -> None:
@@ -54,6 +57,7 @@ class Planning:
         if row in self.step_by_row:
             _, step = self.step_by_row.pop(row)
             self.budget_tokens += step.num_tokens
+            self.budget_drafts += step.num_drafts
             self.budget_logprobs += step.num_prompt_logprobs
 
     def finish(self, step: int, stops: tuple[int, ...]) -> StepPlan:

@@ -1,5 +1,6 @@
 """order, admission, prefill budget, preemption choice (no torch)"""
 
+import math
 from collections.abc import Sequence as Ordered
 from typing import Literal
 
@@ -103,3 +104,37 @@ def victim(running: Ordered[Sequence]) -> Sequence:
         running: in the order of their ranks.
     """
     return running[-1]
+
+
+def num_worthwhile_drafts(
+    confidences: Ordered[Ordered[float]], step_costs: Ordered[float], num_others: int = 0
+) -> list[int]:
+    """How many drafts of each sequence to verify, so that a step yields the most tokens a second.
+
+    Drafts are admitted from the likeliest on, and the first that does not raise the rate ends it: whether a draft is
+    looked at then depends on nothing that was known after it was drawn, so the law of what comes out stays the same.
+
+    Args:
+        confidences: of each sequence's drafts in order, how likely each is kept if those before it are.
+        step_costs: seconds of a step of 1, 2, ... tokens, not falling; steps of more cost in proportion.
+        num_others: sequences without drafts that are in the step, too.
+
+    Source: DSpark (Cheng et al., arXiv 2607.05147), algorithm 1.
+    """
+    counts = [0] * len(confidences)
+    survivals = [(-math.prod(own[:j]), j, s) for s, own in enumerate(confidences) for j in range(1, len(own) + 1)]
+    num_tokens = expected = float(len(confidences) + num_others)
+    best = expected / _seconds(step_costs, num_tokens)
+    for survival, j, s in sorted(survivals):
+        num_tokens, expected = num_tokens + 1, expected - survival
+        rate = expected / _seconds(step_costs, num_tokens)
+        if rate <= best:
+            break
+        best, counts[s] = rate, j
+    return counts
+
+
+def _seconds(step_costs: Ordered[float], num_tokens: float) -> float:
+    count = max(int(num_tokens), 1)
+    known = min(count, len(step_costs))
+    return step_costs[known - 1] * count / known

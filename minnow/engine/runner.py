@@ -8,7 +8,7 @@ from torch import Tensor
 from minnow.cache.pool import Pool
 from minnow.core.step import RowResult, RowStep, StepPlan, StepResult
 from minnow.engine import inputs, sampler
-from minnow.engine.rows import Row, RowTable
+from minnow.engine.rows import Drafts, Row, RowTable
 from minnow.engine.speculative import Speculator
 from minnow.kernels.registry import Kernels
 from minnow.model.step import StepFunction
@@ -69,6 +69,10 @@ class Runner:
         if speculator:
             results = speculator.advance(plan, step_inputs, output.taps, results, self._table)
         return Done(StepResult(step=plan.step, rows=results))
+
+    def expect(self, row: int, drafts: Drafts) -> None:
+        """Give a row drafts that nobody has made, to measure what their verification costs."""
+        self._table.rows[row].drafts = drafts
 
     def _results(self, plan: StepPlan, logits: Tensor) -> tuple[RowResult, ...]:
         """Of each row: the tokens drawn, and the prompt tokens scored; logits are in the order of `inputs.build`."""

@@ -47,6 +47,7 @@ class Scheduler:
         seed: int,
         enable_prefix_caching: bool,
         num_speculative_tokens: int = 0,
+        step_costs: tuple[float, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a scheduler without requests.
@@ -59,6 +60,7 @@ class Scheduler:
             seed: gives requests without a seed one each.
             enable_prefix_caching: reuse blocks of equal prefixes.
             num_speculative_tokens: drafts that the device makes for a sequence at most; 0 without a drafter.
+            step_costs: seconds of a step of 1, 2, ... tokens; with them, only drafts that pay are verified.
             clock: seconds; tells how long requests wait.
 
         Raises:
@@ -75,6 +77,7 @@ class Scheduler:
         self._eos_token_ids = eos_token_ids
         self._seed = seed
         self._num_speculative_tokens = num_speculative_tokens
+        self._step_costs = step_costs
         self._clock = clock
         self._waiting: list[Sequence] = []  # both lists in the order of ranks
         self._running: list[Sequence] = []
@@ -146,7 +149,11 @@ class Scheduler:
         prompt delays nobody's next token. What is left of the budget goes to waiting ones, unless one was preempted
         in this very step.
         """
-        planning = Planning(budget_tokens=self._config.max_num_batched_tokens)
+        planning = Planning(
+            budget_tokens=self._config.max_num_batched_tokens, budget_drafts=self._num_tokens_for_drafts()
+        )
+        if self._step_costs:
+            self._keep_worthwhile_drafts()
         for is_decoding in (True, False):
             for candidate in list(self._running):
                 self._continue(candidate, planning, is_decoding=is_decoding)
@@ -174,7 +181,7 @@ class Scheduler:
         num_tokens = self._num_chunk_tokens(num_remaining, planning.budget_of(running, running.num_computed_tokens))
         if not num_tokens:
             return
-        num_drafts, num_slots = self._num_drafts(running, num_tokens, planning.budget_tokens, running.block_ids)
+        num_drafts, num_slots = self._num_drafts(running, num_tokens, planning.budget_drafts, running.block_ids)
         num_held_tokens = running.num_computed_tokens + num_tokens + num_drafts + num_slots
         num_blocks = self._blocks.num_blocks_of(num_held_tokens) - len(running.block_ids)
         while num_blocks > self._blocks.num_free_blocks:
@@ -188,12 +195,28 @@ class Scheduler:
             planning.blocks_by_row[_row(running)] = new_ids
         planning.add(_row(running), running, num_tokens, num_drafts=num_drafts, num_lookahead_slots=num_slots)
 
+    def _num_tokens_for_drafts(self) -> int:
+        """Tokens of a step that drafts may take: everybody's own come first, and prompts keep half of the others."""
+        num_decoding = sum(running.num_remaining_tokens == 1 for running in self._running)
+        left = max(self._config.max_num_batched_tokens - num_decoding, 0)
+        has_prompts = num_decoding < len(self._running) or bool(self._waiting)
+        return left // 2 if has_prompts else left
+
+    def _keep_worthwhile_drafts(self) -> None:
+        """Forget drafts whose verification would take longer than it saves."""
+        ready = [running for running in self._running if running.num_ready_drafts]
+        counts = policy.num_worthwhile_drafts(
+            [running.confidences for running in ready], self._step_costs, num_others=len(self._running) - len(ready)
+        )
+        for running, count in zip(ready, counts, strict=True):
+            running.num_ready_drafts = min(running.num_ready_drafts, count)
+
     def _num_drafts(
-        self, planned: Sequence, num_tokens: int, budget_tokens: int, block_ids: list[int]
+        self, planned: Sequence, num_tokens: int, budget_drafts: int, block_ids: list[int]
     ) -> tuple[int, int]:
         """Drafts that a step verifies behind a sequence's next tokens, and slots for those that are made then.
 
-        Short of blocks there are fewer of both; nobody is preempted for a draft.
+        Short of free blocks there are fewer of both; those that they hold may be missed by a sequence after this one.
         """
         end = planned.num_computed_tokens + num_tokens
         if not self._num_speculative_tokens or end < planned.num_known_tokens or not planned.is_generating:
@@ -202,8 +225,9 @@ class Scheduler:
         num_wanted_tokens = planned.max_total_tokens - 1 - end
         num_free_tokens = (len(block_ids) + self._blocks.num_free_blocks) * self._blocks.block_size - end
         most = max(min(num_wanted_tokens, num_free_tokens), 0)
-        num_drafts = max(min(planned.num_ready_drafts, budget_tokens - num_tokens, most), 0)
-        return num_drafts, min(self._num_speculative_tokens, most - num_drafts)
+        num_drafts = max(min(planned.num_ready_drafts, budget_drafts, most), 0)
+        can_verify = self._config.max_num_batched_tokens > 1
+        return num_drafts, min(self._num_speculative_tokens, most - num_drafts) if can_verify else 0
 
     def _preempt(self, victim: Sequence, planning: Planning) -> None:
         """Take everything from a running sequence but its tokens; it is computed anew later."""
@@ -250,7 +274,7 @@ class Scheduler:
         self._blocks.share(cached)
         waiting.block_ids = cached + self._blocks.allocate(num_new_blocks)
         waiting.num_computed_tokens = num_cached_tokens
-        _, num_slots = self._num_drafts(waiting, num_tokens, planning.budget_tokens, waiting.block_ids)
+        _, num_slots = self._num_drafts(waiting, num_tokens, planning.budget_drafts, waiting.block_ids)
         num_blocks = self._blocks.num_blocks_of(num_cached_tokens + num_tokens + num_slots)
         if num_blocks > len(waiting.block_ids):
             waiting.block_ids += self._blocks.allocate(num_blocks - len(waiting.block_ids))
@@ -330,7 +354,7 @@ class Scheduler:
         self._generation_tokens += num_taken_tokens
         if planned.state is State.RUNNING:
             planned.num_computed_tokens -= num_rejected_tokens
-            planned.num_ready_drafts = row.num_drafts
+            planned.num_ready_drafts, planned.confidences = row.num_drafts, row.confidences
             self._publish(planned, step.start + step.num_tokens - num_rejected_tokens)
         if not planned.is_generating and step.start + step.num_tokens >= planned.max_total_tokens:
             reason = "length"

@@ -36,7 +36,7 @@ class Sequence:
         row: fixed place on the device while it runs.
         num_in_flight: plans that hold it and are not committed.
         num_pending_tokens: tokens that those plans will yield at least.
-        num_ready_drafts: drafts that the device holds for its next step.
+        num_ready_drafts: drafts that the device holds for its next step; confidences: of them, where they are known.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before.
         added_s: when it came, by the scheduler's clock.
         queued_s: until it was first admitted; 0 before.
@@ -58,6 +58,7 @@ class Sequence:
     num_in_flight: int = 0
     num_pending_tokens: int = 0
     num_ready_drafts: int = 0
+    confidences: tuple[float, ...] = ()
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     has_answered: bool = False

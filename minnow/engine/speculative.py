@@ -11,7 +11,7 @@ from minnow.core.step import RowResult, RowStep, StepPlan
 from minnow.engine import sampler
 from minnow.engine.rows import Drafts, Row, RowTable
 from minnow.engine.sampler import random_uniform
-from minnow.model.dspark import Block, Drafter, DraftFunction, Draws
+from minnow.model.dspark import Block, Drafter, DraftFunction, Drawn, Draws
 from minnow.model.step import StepInputs
 
 # Uses of random numbers beside the sampler's own. A round has numbers of its own: it is known by its sequence's length,
@@ -169,7 +169,9 @@ class Speculator:
             if step.num_lookahead_slots and not has_ended:
                 wanting.append((step.row, row, step.num_lookahead_slots))
         made = self._draft(wanting, table) if wanting else {}
-        return tuple(replace(r, num_drafts=made[r.row]) if r.row in made else r for r in results)
+        return tuple(
+            replace(r, num_drafts=made[r.row][0], confidences=made[r.row][1]) if r.row in made else r for r in results
+        )
 
     def _remember(
         self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], results: Sequence[RowResult]
@@ -184,7 +186,8 @@ class Speculator:
             first += step.num_tokens
         self._network.remember(taps, inputs.positions, slots)
 
-    def _draft(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> dict[int, int]:
+    def _draft(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> dict[int, tuple[int, tuple[float, ...]]]:
+        """Draft for some rows; of each, how many drafts it got and how likely each is kept."""
         wanting.sort(key=lambda entry: -entry[2])  # those that draft longest come first, so that the others drop off
         rows, counts = [row for _, row, _ in wanting], [count for _, _, count in wanting]
         numbers = [[_uniform(row, _PROPOSAL, k) for row in rows] for k in range(counts[0])]
@@ -195,11 +198,22 @@ class Speculator:
             settings=sampler.settings(params, torch.device("cpu"), self._drafter.draft_vocab_size),
             uniform=torch.tensor(numbers, dtype=torch.float64),
         )
-        found, q = self._network.draft(self._block(wanting, table), draws)
+        drawn = self._network.draft(self._block(wanting, table), draws)
         for s, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            is_drawn = q is not None and self._is_drawn(row)
-            row.drafts = Drafts(found[:count, s].tolist(), q[:count, s] if is_drawn and q is not None else None)
-        return {number: count for number, _, count in wanting}
+            q = drawn.q[:count, s] if drawn.q is not None and self._is_drawn(row) else None
+            row.drafts = Drafts(drawn.ids[:count, s].tolist(), q)
+        likely = self._confidences(drawn)
+        return {
+            number: (count, tuple(likely[s][:count]) if likely else ()) for s, (number, _, count) in enumerate(wanting)
+        }
+
+    def _confidences(self, drawn: Drawn) -> list[list[float]]:
+        """By sequence, how likely each draft is kept if those before it are; empty where nobody asks."""
+        if drawn.confidence is None or not self._config.enable_adaptive_verification:
+            return []
+        warmth = torch.tensor(self._drafter.confidence_temperatures or [1.0] * self._drafter.block_size)
+        likely: list[list[float]] = torch.sigmoid(drawn.confidence / warmth[: len(drawn.confidence), None]).T.tolist()
+        return likely
 
     def _is_drawn(self, row: Row) -> bool:
         """Whether a row's drafts are drawn, and not the likeliest."""

@@ -56,6 +56,21 @@ class Draws:
     uniform: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What a round of drafts came to.
+
+    Attributes:
+        ids: i64 [P S], of the target's vocabulary.
+        q: f32 [P S W], the distributions that they were drawn from; None where none was drawn.
+        confidence: f32 [P S], logits that each is kept if those before it are; None without such a head.
+    """
+
+    ids: Tensor
+    q: Tensor | None
+    confidence: Tensor | None
+
+
 class DraftFunction(Protocol):
     """One way to run a drafter over the caches of its layers."""
 
@@ -63,8 +78,8 @@ class DraftFunction(Protocol):
         """Write what context tokens lend: taps [T D] each, positions i32 [T], slots i64 [T] (-1 writes nothing)."""
         ...
 
-    def draft(self, block: Block, draws: Draws) -> tuple[Tensor, Tensor | None]:
-        """Drafts i64 [P S], and f32 [P S W], the distributions that they were drawn from; None where none was drawn."""
+    def draft(self, block: Block, draws: Draws) -> Drawn:
+        """Run the blocks and draw from them, one draft after the other."""
         ...
 
 

@@ -17,7 +17,7 @@ from minnow.kernels.registry import Kernels
 from minnow.kernels.tiles import Tiled, can_tile, tile
 from minnow.kernels.words import Matrix
 from minnow.model.decoder import Decoder, DecoderLayer
-from minnow.model.dspark import Block, Drafter, Draws
+from minnow.model.dspark import Block, Drafter, Drawn, Draws
 from minnow.model.experts import GatedExperts, MixtureOfExperts
 from minnow.model.layers import HeadNormRope
 from minnow.model.step import StepInputs, StepOutput
@@ -91,22 +91,25 @@ class NativeDrafts:
         hold = _resident(drafter, digits) if is_resident else _in_place
         model = _native_model(drafter, drafter.config.backbone, caches, hold)
         markov = drafter.markov.weights
+        head = None if drafter.confidence is None else drafter.confidence.weights
         self._drafter = NativeDrafter(
             model,
             hold(drafter.fuse.weights[0]),
             drafter.context_norm.weights[0],  # type: ignore[arg-type]
             (hold(markov[0]), hold(markov[1])),
             drafter.vocabulary.target_ids,
+            None if head is None else (head[0], float(head[1])),  # type: ignore[arg-type]
         )
 
     def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
         """Write keys and values of context tokens; see DraftFunction."""
         self._drafter.remember([tap.float().contiguous() for tap in taps], positions, slots)
 
-    def draft(self, block: Block, draws: Draws) -> tuple[Tensor, Tensor | None]:
+    def draft(self, block: Block, draws: Draws) -> Drawn:
         """Drafts, and what they were drawn from; see DraftFunction."""
         tensors = {name: getattr(block, name) for name in Block.__dataclass_fields__}
-        return self._drafter.draft(tensors, draws.counts, draws.anchors, draws.settings, draws.uniform)
+        ids, q, confidence = self._drafter.draft(tensors, draws.counts, draws.anchors, draws.settings, draws.uniform)
+        return Drawn(ids=ids, q=q, confidence=confidence)
 
 
 def draft_refusal(drafter: Drafter) -> str | None:
@@ -151,7 +154,8 @@ def _resident(decoder: Decoder | Drafter, digits: int) -> Callable[[Weight], Mat
     weights = {id(weight): weight for module in decoder.modules() for weight in getattr(module, "weights", ())}
     if isinstance(decoder, Drafter):  # the target's table, of which it reads a few rows, and offsets
         for weight in (*decoder.embed.weights, *decoder.vocabulary.weights):
-            del weights[id(weight)]
+            if weight is not decoder.head.weights[0]:
+                del weights[id(weight)]
     num_bytes = sum(w.num_bytes if isinstance(w, Quantized) else w.nbytes for w in weights.values())
     memory = ResidentWeights(num_bytes, 3 * len(weights))
     held: dict[int, Matrix] = {}

@@ -1,5 +1,7 @@
 """which drafts are made: what is asked for, what a drafter proposes, what is refused"""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_what_cannot_be_is_said_in_a_sentence(directory: Path, values: dict[str,
         settle(directory, speculative_config={"method": "dspark"} | values)
 
 
+def test_a_drafter_that_nobody_asks_for_is_not_read(directory: Path) -> None:
+    path = directory / "dspark" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dspark_unknown": 1}))
+    assert settle(directory) == (SpeculativeConfig(), False)
+    with pytest.raises(ConfigError, match=r"dspark: the drafter's config.json has dspark_unknown"):
+        settle(directory, speculative_config={"method": "dspark"})
+
+
+@pytest.mark.parametrize("proposed", [{"model": "/nowhere"}, {"method": "eagle"}])
+def test_a_drafter_proposes_neither_a_model_nor_a_method(directory: Path, proposed: dict[str, Any]) -> None:
+    drafting.write_served(directory, **PROPOSED, **proposed)
+    with pytest.raises(ConfigError, match="a drafter proposes no model, no other method"):
+        settle(directory)
+
+
+def test_a_home_directory_is_found(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(directory))
+    config, _ = settle(directory, speculative_config={"method": "dspark", "model": "~/dspark"})
+    assert config.model == str(directory / "dspark")
+
+
 def test_no_drafter(tmp_path: Path) -> None:
     tiny.write_tiny(tmp_path, family="llama")
     assert settle(tmp_path) == (SpeculativeConfig(), False)
@@ -94,6 +117,20 @@ def test_synthetic_acceptance_is_for_the_bench(directory: Path) -> None:
     assert config.synthetic_acceptance_length == 2.5
     with pytest.raises(ConfigError, match="synthetic_acceptance_length 7; it must be 1 to 6"):
         settle(directory, is_bench=True, speculative_config=asked | {"synthetic_acceptance_length": 7})
+
+
+def test_adaptive_verification_needs_a_confidence_head(tmp_path: Path) -> None:
+    asked = {"method": "dspark", "enable_adaptive_verification": True}
+    target = tiny.write_tiny(tmp_path, family="llama")
+    tiny.write_tiny_drafter(tmp_path, target)
+    assert settle(tmp_path, speculative_config=asked)[0].enable_adaptive_verification
+    with pytest.raises(ConfigError, match="drafts are kept whatever they are"):
+        more = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+        settle(tmp_path, is_bench=True, speculative_config=asked | more)
+    shutil.rmtree(tmp_path / "dspark")
+    tiny.write_tiny_drafter(tmp_path, target, enable_confidence_head=False)
+    with pytest.raises(ConfigError, match="this drafter has no confidence head"):
+        settle(tmp_path, speculative_config=asked)
 
 
 def test_a_proposal_that_is_wrong(directory: Path) -> None:

@@ -100,3 +100,30 @@ def test_the_preempted_need_all_their_blocks() -> None:
     assert policy.needs_whole(fresh, is_reserving=True)
     assert policy.needs_whole(resumed, is_reserving=False)
     assert policy.victim([fresh, resumed]) is resumed
+
+
+@pytest.mark.parametrize(
+    ("confidences", "step_costs", "counts"),
+    [
+        ([(0.9, 0.9, 0.9)], (1.0, 1.0, 1.0, 1.0), [3]),  # what costs nothing is always worth it
+        ([(0.9, 0.9, 0.9)], (1.0, 2.0, 3.0, 4.0), [0]),
+        ([(0.9, 0.1, 0.9)], (1.0, 1.2, 1.4, 1.6), [1]),  # the third cannot be had without the second
+        ([(0.5,), (0.9, 0.8)], (1.0, 1.0, 1.2, 1.5, 2.6), [0, 1]),
+        ([(0.5,), (0.9, 0.8)], (1.0, 1.0, 1.2, 1.4, 1.5), [1, 2]),
+        ([(0.0, 1.0)], (1.0, 1.0, 1.0), [0]),
+        ([(0.9,), ()], (1.0, 1.0), [0, 0]),  # beyond the table costs grow in proportion
+        ([], (1.0,), []),
+    ],
+)
+def test_drafts_are_verified_as_far_as_they_pay(
+    confidences: list[tuple[float, ...]], step_costs: tuple[float, ...], counts: list[int]
+) -> None:
+    assert policy.num_worthwhile_drafts(confidences, step_costs) == counts
+
+
+def test_what_is_looked_at_never_depends_on_later_confidences() -> None:
+    """The leak of the specification's counterexample: a draft may not be taken for the sake of one after it."""
+    costs = (1.0, 1.5, 1.6)
+    for later in (0.0, 0.5, 1.0):
+        (count,) = policy.num_worthwhile_drafts([(0.4, later)], costs)
+        assert count == 0  # 1.4 / 1.5 is no gain, whatever 1.4 + 0.4 * later over 1.6 is

@@ -253,3 +253,35 @@ def test_priorities_order_the_queue_and_choose_the_victim() -> None:
         ends += [output.request_id for output in outputs if output.finish_reason]
     assert ends == ["high", "middle", "low"]
     assert scheduler.stats().num_preemptions > 0
+
+
+def test_everybody_gets_a_token_before_anybody_gets_drafts() -> None:
+    """Four sequences with three drafts each in a step of four tokens: all four move on in every step."""
+    config = replace(CONFIG, max_num_batched_tokens=4)
+    scheduler, runner = make_scheduler(config, num_speculative_tokens=3, num_blocks=60)
+    for i in range(4):
+        scheduler.add(make_request(f"r{i}", 1, 12))
+    for turn in range(6):
+        plan, _ = step(scheduler, runner)
+        assert len(plan.rows) == 4, f"turn {turn}"
+
+
+def test_drafts_leave_a_prompt_half_of_what_is_left() -> None:
+    config = replace(CONFIG, max_num_batched_tokens=20)
+    scheduler, runner = make_scheduler(config, num_speculative_tokens=7, num_blocks=80)
+    for i in range(3):
+        scheduler.add(make_request(f"r{i}", 2, 40))
+    step(scheduler, runner)
+    scheduler.add(make_request("long", 40, 2))
+    for _ in range(3):
+        plan, _ = step(scheduler, runner)
+        prompt = [row.num_tokens for row in plan.rows if row.start + row.num_tokens <= 40 and row.num_tokens > 8]
+        assert prompt and sum(row.num_drafts for row in plan.rows) <= 9
+
+
+def test_a_step_of_one_token_makes_no_drafts() -> None:
+    scheduler, runner = make_scheduler(replace(CONFIG, max_num_batched_tokens=1), num_speculative_tokens=3)
+    scheduler.add(make_request("a", 2, 5))
+    while not scheduler.is_idle:
+        plan, _ = step(scheduler, runner)
+        assert all(row.num_lookahead_slots == 0 for row in plan.rows)

@@ -1,18 +1,23 @@
 """drafts never change what a request says: greedy tokens, and the law of sampled ones"""
 
 import math
+import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from minnow.config.load import from_values
-from minnow.core.errors import ConfigError
+from minnow.core.errors import CheckpointError, ConfigError
 from minnow.core.request import Request, SamplingParams
-from minnow.core.step import TokenOutput
+from minnow.core.step import StepPlan, TokenOutput
+from minnow.engine import speculative
 from minnow.engine.build import build
 from minnow.engine.engine import Engine
+from minnow.engine.sampler import random_uniform
 from tests import tiny
 from tests.engine import drafting, running
 
@@ -96,6 +101,7 @@ LAWS = {
     "three tokens, hot": (3, {"temperature": 1.7}, 1),
     "top-k of four": (4, {"temperature": 0.8, "top_k": 2}, 2),
     "penalties": (2, {"temperature": 1.0, "repetition_penalty": 1.5, "frequency_penalty": 0.4}, 2),
+    "min-p": (4, {"temperature": 1.2, "min_p": 0.4}, 2),
     "top-p and bias": (3, {"temperature": 1.0, "top_p": 0.8, "logit_bias": ((1, 1.0),)}, 2),
 }
 
@@ -118,6 +124,65 @@ def test_four_tokens_have_the_law_of_sampling(tmp_path: Path, name: str, config:
     assert math.isclose(sum(found.values()), 1.0, abs_tol=1e-6) and len(wanted) > 4
     for ids in {*wanted, *found}:
         assert math.isclose(wanted.get(ids, 0.0), found.get(ids, 0.0), abs_tol=2e-6), ids
+
+
+ADAPTIVE = {"enable_adaptive_verification": True}
+
+
+@pytest.mark.parametrize("config", [DRAWN, BLOCK], ids=["standard", "block"])
+def test_drafts_that_are_not_worth_their_time_change_no_law(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Which drafts are looked at depends on the drafter's confidence: as exact as looking at all of them."""
+    drafting.write_bigram(tmp_path, noise=0.8, heat=1.5, vocab_size=2, bos_token_id=None, eos_token_id=None)
+    sampling, counts = SamplingParams(temperature=1.0, max_tokens=4), set[int]()
+
+    def engine(**settings: Any) -> Engine:
+        made = make(tmp_path, enable_prefix_caching=False, kernel_backends="*=auto,norm=reference", **settings)
+        scheduler: Any = made._scheduler
+        if scheduler._step_costs:
+            scheduler._step_costs = (1.0, 1.35, 1.55)
+            launch = made.runner.launch
+
+            def note(plan: StepPlan) -> Any:
+                counts.update(step.num_drafts for step in plan.rows)
+                return launch(plan)
+
+            made.runner.launch = note  # type: ignore[method-assign]
+        return made
+
+    wanted = drafting.law_of(engine, [1, 0], sampling)
+    found = drafting.law_of(
+        lambda: engine(speculative_config=config | ADAPTIVE | {"num_speculative_tokens": 2}), [1, 0], sampling
+    )
+    assert counts == {0, 1, 2}, "all lengths are to be seen"
+    for ids in {*wanted, *found}:
+        assert math.isclose(wanted.get(ids, 0.0), found.get(ids, 0.0), abs_tol=2e-6), ids
+
+
+def test_confidences_are_the_same_by_either_way(tmp_path: Path) -> None:
+    target = tiny.write_tiny(tmp_path, family="llama", dtype="float32", tie_word_embeddings=False)
+    for sees_token in (True, False):
+        tiny.write_tiny_drafter(tmp_path, target, confidence_head_with_markov=sees_token)
+        found = []
+        for backends in ("*=auto", "*=auto,norm=reference"):
+            engine = make(tmp_path, speculative_config=DRAFTS | ADAPTIVE, kernel_backends=backends)
+            scheduler: Any = engine._scheduler
+            assert len(scheduler._step_costs) == 32 and list(scheduler._step_costs) == sorted(scheduler._step_costs)
+            scheduler._step_costs = (1.0,) * 64
+            seen: list[tuple[float, ...]] = []
+            launch = engine.runner.launch
+
+            def note(plan: StepPlan, launch: Any = launch, seen: Any = seen) -> Any:
+                pending = launch(plan)
+                seen += [row.confidences for row in pending.result().rows]
+                return pending
+
+            engine.runner.launch = note  # type: ignore[method-assign]
+            found.append((running.run(engine, PROMPTS[:1], running.GREEDY), seen))
+        assert found[0][0] == found[1][0] and len(found[0][1]) == len(found[1][1]) > 5
+        for one, two in zip(found[0][1], found[1][1], strict=True):
+            assert len(one) == len(two) and all(math.isclose(a, b, abs_tol=1e-4) for a, b in zip(one, two, strict=True))
+        assert len({round(c, 3) for own in found[0][1] for c in own}) > 10
+        shutil.rmtree(tmp_path / "dspark")
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +373,45 @@ def test_synthetic_acceptance_has_the_length_asked_for(bigram: Path, length: flo
     stats = engine.stats()
     assert math.isclose(1 + stats.num_accepted_tokens / stats.num_drafts, length, abs_tol=0.1)
     assert all(n > 0.95 * stats.num_drafts for n in stats.accepted_per_position[: int(length) - 1])
+
+
+def test_no_number_is_used_twice() -> None:
+    """Case 7.6: proposals, judgements and the sampler's own draws never share a number, in any round or place."""
+    keys = [
+        (place, use + speculative._NUM_USES * k)
+        for place in range(1, 40)
+        for use in (speculative._PROPOSAL, speculative._ACCEPTANCE)
+        for k in range(9)
+    ]
+    keys += [(place, 0) for place in range(1, 40)]  # the sampler's
+    numbers = [random_uniform(7, *key) for key in keys]
+    assert len(set(keys)) == len(keys) == len(set(numbers))
+
+
+@pytest.mark.parametrize("config", [DRAWN, BLOCK], ids=["standard", "block"])
+def test_the_numbers_that_are_used_give_the_law(tmp_path: Path, config: dict[str, Any]) -> None:
+    """With the engine's own random numbers, which the enumeration does not see: a chi-square of three tokens."""
+    drafting.write_bigram(tmp_path, noise=0.8, heat=1.5, vocab_size=4, bos_token_id=None, eos_token_id=None)
+    sampling, num_answers = SamplingParams(temperature=1.0, max_tokens=3), 4_000
+    plain = make(tmp_path, kernel_backends="*=auto,norm=reference", enable_prefix_caching=False)
+    wanted = drafting.law_of(lambda: plain, [1, 0], sampling)
+    engine = make(tmp_path, speculative_config=config | {"num_speculative_tokens": 3})
+    found: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, num_answers, 40):
+        params = [replace(sampling, seed=start + i) for i in range(40)]
+        found.update(map(tuple, running.run(engine, [[1, 0]] * 40, params)))
+    excess = sum((found[ids] - num_answers * p) ** 2 / (num_answers * p) for ids, p in wanted.items() if p > 0)
+    freedom = sum(p > 0 for p in wanted.values()) - 1
+    assert set(found) <= set(wanted) and (excess - freedom) / math.sqrt(2 * freedom) < 4.5
+
+
+@pytest.mark.parametrize("change", ["twice", "below", "beyond"])
+def test_a_vocabulary_that_is_none_is_refused(tmp_path: Path, change: str) -> None:
+    drafting.write_bigram(tmp_path, draft_draft_vocab_size=90)
+    file = tmp_path / "dspark" / "model.safetensors"
+    tensors = load_file(file)
+    offsets = tensors["d2t"]
+    offsets[3] = {"twice": int(offsets[2]) - 1, "below": -4, "beyond": 320}[change]
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"d2t gives ids -?\d+ to \d+, \d+ of 90 distinct"):
+        make(tmp_path, speculative_config=DRAFTS)

@@ -31,8 +31,9 @@ def dense_attention(
     Args:
         q: bf16|f32 [T N H]; query heads [g * N/G, (g + 1) * N/G) use key/value head g.
         k_cache, v_cache: [B G L H].
-        block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T], ascending within a sequence.
-            the last key that a query sees, which is its own place unless it is part of a block that sees all of itself.
+        block_table: i32 [S M]; query_start: i32 [S + 1].
+        positions: i32 [T], ascending within a sequence: the last key that a query sees, which is its own place unless
+            it is part of a block that sees all of itself.
         scale: of the products, usually H^-0.5.
         first_keys: i32 [T], the first key that a query sees, ascending within a sequence; None: all from 0 on.
 

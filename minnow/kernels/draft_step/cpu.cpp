@@ -12,6 +12,8 @@ struct Drafter {
     Weight fuse, context_norm;
     Weight before, after;       // of the Markov head: rows of tokens before, and of drafts
     const int64_t* target_ids;  // of each draft; null: they are the target's
+    Weight confidence;          // [1 D + r], or [1 D]; codes null: there is none
+    double confidence_bias;
 };
 
 struct Context {
@@ -30,6 +32,7 @@ struct Round {
     const double* uniform;   // [P S]
     int64_t* ids;            // [P S], the target's
     float* q;                // [P S W]; null where nothing is drawn
+    float* confidence;       // [P S], logits; untouched where there is no head
 };
 
 void remember(Team& team, const Drafter& drafter, const Context& context) {
@@ -59,6 +62,20 @@ void remember(Team& team, const Drafter& drafter, const Context& context) {
     }
 }
 
+// How likely the next drafts of some sequences are kept, from the hidden states of their slots and the tokens before.
+void judge(Team& team, const Drafter& drafter, const Round& round, int64_t k, int64_t num, const float* tokens,
+           float* memory) {
+    const int64_t width = drafter.model->width, rank = drafter.before.width, stride = drafter.confidence.width;
+    team.for_each(num, [&](int64_t s) {
+        const int64_t slot = round.step.sequences.query_start[s] + k;
+        copy_row(memory + s * stride, round.step.hidden + slot * width, width);
+        if (stride > width) copy_row(memory + s * stride + width, tokens + s * rank, rank);
+    });
+    float* place = round.confidence + k * round.num_sequences;
+    linear(team, memory, stride, num, &drafter.confidence, 1, false, {place, 1, false, false});
+    team.for_each(num, [&](int64_t s) { place[s] += static_cast<float>(drafter.confidence_bias); });
+}
+
 void draft(Team& team, const Drafter& drafter, const Round& round) {
     const Model& model = *drafter.model;
     const int64_t S = round.num_sequences, W = model.head.num_rows, rank = drafter.before.width;
@@ -67,10 +84,12 @@ void draft(Team& team, const Drafter& drafter, const Round& round) {
     int32_t* before = memory.take<int32_t>(S);
     float* tokens = memory.take<float>(S * rank);
     float* logits = memory.take<float>(S * W);
+    float* judged = memory.take<float>(S * (model.width + rank));
     team.for_each(S, [&](int64_t s) { before[s] = round.anchors[s]; });
     for (int64_t k = 0, num = S; k < round.counts[0]; ++k) {
         while (round.counts[num - 1] <= k) --num;
         embed(team, before, num, drafter.before, tokens, false);
+        if (drafter.confidence.codes != nullptr) judge(team, drafter, round, k, num, tokens, judged);
         linear(team, tokens, rank, num, &drafter.after, 1, false, {logits, W, false, false});
         team.for_each(num, [&](int64_t s) {
             const float* base = round.step.logits + (round.step.sequences.query_start[s] + k) * W;

@@ -35,6 +35,7 @@ class NativeDrafter:
         context_norm: Tensor,
         markov: tuple[Matrix, Matrix],
         target_ids: Tensor | None,
+        confidence: tuple[Tensor, float] | None,
     ) -> None:
         """Take over its parts.
 
@@ -43,14 +44,17 @@ class NativeDrafter:
             fuse: [D K*D]; context_norm: [D].
             markov: [V r] of the tokens before, [W r] of the drafts.
             target_ids: i64 [W], or None where they are the target's.
+            confidence: [1 D + r] or [1 D] and its bias, or None.
         """
-        self._parts = (model, fuse, context_norm, markov, target_ids)
+        self._parts = (model, fuse, context_norm, markov, target_ids, confidence)
+        self._has_confidence = confidence is not None
         self._num_ids = markov[1].shape[0]
         self._width = context_norm.shape[0]
         self._model = model
         self._words = words.pack(
             model.address, *words.of_weights((fuse, context_norm, *markov)),
             0 if target_ids is None else target_ids.data_ptr(),
+            *((0,) * 8 if confidence is None else (*words.of_weight(confidence[0]), words.double(confidence[1]))),
         )  # fmt: skip
         self._context = native.function("draft_context", "pp")
         self._round = native.function("draft_round", "pp")
@@ -74,7 +78,7 @@ class NativeDrafter:
         anchors: Tensor,
         settings: tuple[Tensor, Tensor, Tensor, Tensor],
         uniform: Tensor,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run the blocks and draw from them, one draft after the other.
 
         Args:
@@ -84,7 +88,8 @@ class NativeDrafter:
             uniform: f64 [P S].
 
         Returns:
-            i64 [P S], ids of the target; f32 [P S W], what was drawn from, or None where nothing was.
+            i64 [P S], ids of the target; f32 [P S W], what was drawn from, or None where nothing was; f32 [P S], logits
+            of the confidence head, or None without one.
         """
         ids, num_slots, num_sequences = blocks["ids"], len(uniform), len(counts)
         hidden = torch.empty(len(ids), self._width)
@@ -92,6 +97,7 @@ class NativeDrafter:
         found = torch.zeros(num_slots, num_sequences, dtype=torch.int64)
         is_drawn = bool((settings[0] > 0).any())
         q = torch.zeros(num_slots, num_sequences, self._num_ids) if is_drawn else None
+        confidence = torch.zeros(num_slots, num_sequences) if self._has_confidence else None
         rows = torch.arange(len(ids))
         step = self._model.step_words(
             ids,
@@ -108,7 +114,7 @@ class NativeDrafter:
             words.pack(
                 *step, num_sequences, counts.data_ptr(), anchors.data_ptr(),
                 *(setting.data_ptr() for setting in settings), 0, uniform.data_ptr(), found.data_ptr(),
-                0 if q is None else q.data_ptr(),
+                0 if q is None else q.data_ptr(), 0 if confidence is None else confidence.data_ptr(),
             ),
         )  # fmt: skip
-        return found, q
+        return found, q, confidence

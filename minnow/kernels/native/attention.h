@@ -186,8 +186,9 @@ inline void scale_row(float* row, int64_t width, float factor) {
     for (int64_t d = 0; d < width; d += kLanes) store(row + d, load(row + d) * broadcast(factor));
 }
 
-// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees the first counts[r] of num_keys,
-// but not the first skips[r] (null: none) of those; the others become 0. What the rows have seen so far is taken relative to their new largest scores.
+// Scores of rows, which factor takes to the base 2, kPanel apart, to weights: row r sees the first counts[r] of
+// num_keys, but not the first skips[r] (null: none) of those; the others become 0. What the rows have seen so far is
+// taken relative to their new largest scores.
 // kHasTiles: those of attention_amx.h are configured.
 template <bool kHasTiles>
 inline void soften(float* s, int64_t num_rows, const int32_t* counts, const int32_t* skips, int64_t num_keys,
@@ -328,7 +329,8 @@ inline void attend_by_tiles(Scratch& scratch, const Attention& attention, const 
 #endif
 
 // Tokens tokens[0..num_tokens) of a span, ascending, look at the first counts[i] keys of a panel, but for the first
-// skips[i] (null: none): tokens [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows alone.
+// skips[i] (null: none): tokens [first, ...) of a block. `next`: keys that are read soon, if any. `state` has their rows
+// alone.
 inline void attend(Team& team, const Attention& attention, const Queries& queries, const int32_t* tokens,
                    const int32_t* counts, const int32_t* skips, int64_t num_tokens, int64_t block, int64_t head,
                    int64_t first,

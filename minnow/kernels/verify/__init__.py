@@ -3,7 +3,7 @@
 from minnow.kernels.contract import Op
 
 NOT_FINITE, NONE_OPEN = -1, -2
-"""Instead of an id, as of `sample`: a distribution that is needed is NaN, or has no token at all."""
+"""Instead of an id, as of `sample`: a distribution of the sequence is NaN, or has no token at all."""
 
 OP = Op(
     name="verify",
