@@ -1,0 +1,1 @@
+"""learn what a checkpoint lacks: index heads, a cache format, a drafter"""
