@@ -30,6 +30,11 @@ def make_targets(makefile: str) -> frozenset[str]:
     return frozenset(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
 
 
+def _parsers_of(action: argparse.Action) -> list[argparse.ArgumentParser]:
+    """The parsers of a command's own commands."""
+    return list(action.choices.values()) if isinstance(action.choices, dict) else []
+
+
 def flags_by_command() -> dict[str, frozenset[str]]:
     """Every flag that each command of `minnow` takes."""
     found = {}
@@ -39,7 +44,8 @@ def flags_by_command() -> dict[str, frozenset[str]]:
         for member in (command, *(folder.load("minnow.bench", kind) for kind in getattr(command, "KINDS", ()))):
             parser = argparse.ArgumentParser()
             member.add_arguments(parser)
-            options.update(option for action in parser._actions for option in action.option_strings)
+            parsers = [parser, *(inner for action in parser._actions for inner in _parsers_of(action))]
+            options.update(o for one in parsers for action in one._actions for o in action.option_strings)
         found[name] = frozenset(options)
     return found
 
