@@ -99,9 +99,7 @@ def build(
         kernels,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=max_model_len,
-        speculator=None
-        if drafter is None
-        else _speculator(config, drafter, directory, decoder, pool, is_eager=is_eager),
+        speculator=None if drafter is None else _speculator(config, drafter, decoder, pool, is_eager=is_eager),
     )
     scheduler = Scheduler(
         config.scheduler,
@@ -146,7 +144,7 @@ def _is_unused(config: EngineConfig) -> Callable[[str], bool]:
 
 
 def _speculator(
-    config: EngineConfig, drafter: DrafterConfig, directory: Path, decoder: Decoder, pool: Pool, *, is_eager: bool
+    config: EngineConfig, drafter: DrafterConfig, decoder: Decoder, pool: Pool, *, is_eager: bool
 ) -> Speculator:
     """Load a drafter, which shares the decoder's embedding and head."""
     settings, kernels = config.speculative_config, decoder.kernels

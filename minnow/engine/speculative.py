@@ -220,7 +220,7 @@ class Speculator:
         return self._config.draft_sample_method == "probabilistic" and row.sampling.temperature > 0
 
     def _block(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> Block:
-        """The blocks of a round; put together as plain numbers, which takes a third of the time of small tensors."""
+        """The blocks of a round; put together as plain numbers, which takes less time than many small tensors do."""
         config, size = self._drafter, self._block_size
         longest = max(len(row.token_ids) - 1 + count for _, row, count in wanting)
         tables = table.block_table[[number for number, _, _ in wanting], : -(-longest // size)]

@@ -83,12 +83,10 @@ class NativeStep:
 class NativeDrafts:
     """A DraftFunction: the context, and a round of drafts, in one native call each; see engine/drafting.py."""
 
-    def __init__(
-        self, drafter: Drafter, caches: Sequence[LayerCache], *, is_resident: bool = False, digits: int = 3
-    ) -> None:
+    def __init__(self, drafter: Drafter, caches: Sequence[LayerCache], *, is_resident: bool = False) -> None:
         """Take over a drafter that is loaded and shares the target's embedding and head; see NativeStep."""
         assert draft_refusal(drafter) is None
-        hold = _resident(drafter, digits) if is_resident else _in_place
+        hold = _resident(drafter, digits=3) if is_resident else _in_place
         model = _native_model(drafter, drafter.config.backbone, caches, hold)
         markov = drafter.markov.weights
         head = None if drafter.confidence is None else drafter.confidence.weights

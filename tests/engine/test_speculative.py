@@ -319,7 +319,7 @@ def test_drafts_are_the_same_whatever_the_chunks_and_the_cache(whole: Path) -> N
     assert all(rounds == found[0] for rounds in found) and len(found[0]) > 4
 
 
-def test_preempted_sequences_draft_as_before(whole: Path) -> None:
+def test_preempted_sequences_say_what_they_would_have(whole: Path) -> None:
     prompts = [LONG[i : i + 40] for i in range(0, 100, 10)]
     settings = {"num_gpu_blocks_override": 14, "max_model_len": 100, "max_num_batched_tokens": 40}
     sampling = replace(running.GREEDY, max_tokens=30)
