@@ -1,18 +1,24 @@
-"""parameters, bytes of the model, active parameters a token"""
+"""parameters, bytes of the model, active parameters a token; of all of it or of one rank"""
 
+import dataclasses
+import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from minnow.arch import drafter, names
 from minnow.arch.names import Kind, Module
+from minnow.arch.sharding import ALONE, Ranks, shape_on_rank
 from minnow.arch.storage import ITEM_BYTES, STORAGE_BY_NAME, storage_of
 from minnow.config.drafter import DrafterConfig
 from minnow.config.model import ModelConfig
+from minnow.core.errors import FormatError
 from minnow.formats.spec import SPEC_BY_NAME
 
 _WORD_BY_DTYPE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+_NO_CONVERSION: Mapping[Kind, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +40,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """A model's weights as its checkpoint holds them, drafter and multi-token prediction left out.
+    """A model's weights, drafter and multi-token prediction left out: as its checkpoint holds them, or on a rank.
 
     Attributes:
         shares: by kind and format, in the order of `arch.names.KINDS`.
-        num_active_parameters: that one text token meets in the layers: its experts only. The head comes on top
-            where logits are wanted.
+        num_active_parameters: that one text token meets in the layers, on whatever rank: its experts only. The head
+            comes on top where logits are wanted.
     """
 
     shares: tuple[Share, ...]
@@ -47,7 +53,7 @@ class ModelSize:
 
     @property
     def num_tensors(self) -> int:
-        """Tensors in the checkpoint."""
+        """Tensors in the checkpoint, or on the rank."""
         return sum(share.num_tensors for share in self.shares)
 
     @property
@@ -57,30 +63,42 @@ class ModelSize:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of tensor data in the checkpoint."""
+        """Bytes of tensor data."""
         return sum(share.num_bytes for share in self.shares)
 
 
-def measure(config: ModelConfig, dtype_by_name: Mapping[str, str] | None = None) -> ModelSize:
-    """Add up what a checkpoint of this configuration holds.
+def measure(
+    config: ModelConfig,
+    dtype_by_name: Mapping[str, str] | None = None,
+    *,
+    ranks: Ranks = ALONE,
+    format_by_kind: Mapping[Kind, str] = _NO_CONVERSION,
+) -> ModelSize:
+    """Add up what a checkpoint of this configuration holds, or what the fullest of some ranks holds of it.
 
     Args:
         config: the network and how it is stored.
         dtype_by_name: safetensors' dtypes of a checkpoint at hand, where the configuration leaves a choice of
             floats; without it, those of the published checkpoints.
+        ranks: that share the weights (arch/sharding.py).
+        format_by_kind: formats that kinds of weights are converted to when they are loaded.
 
     Raises:
-        FormatError: a weight's width does not fill whole blocks of its format.
+        ConfigError: the ranks do not divide a weight.
+        FormatError: a weight's width, or a rank's part of it, does not fill whole blocks of its format.
     """
     tensors: Counter[tuple[Kind, str]] = Counter()
     parameters, in_bytes = tensors.copy(), tensors.copy()
-    modules = names.modules(config).values()
-    for module in modules:
-        form, num_tensors, num_bytes = _stored(module, config, dtype_by_name or {})
-        key = (module.kind, form)
-        tensors[key] += num_tensors
-        parameters[key] += math.prod(module.shape)
-        in_bytes[key] += num_bytes
+    alike = (
+        _alike_of(config) if dtype_by_name is None else _alike(names.modules(config).values(), config, dtype_by_name)
+    )
+    for weights in alike:
+        form = format_by_kind.get(weights.kind, weights.format)
+        count, shape = weights.on_rank(ranks, config)
+        key = (weights.kind, form)
+        tensors[key] += count * weights.num_tensors
+        parameters[key] += count * math.prod(shape)
+        in_bytes[key] += count * weights.num_bytes(form, shape)
     shares = tuple(
         Share(
             kind=kind,
@@ -91,35 +109,98 @@ def measure(config: ModelConfig, dtype_by_name: Mapping[str, str] | None = None)
         )
         for kind, form in sorted(tensors, key=lambda key: (names.KINDS.index(key[0]), key[1]))
     )
-    return ModelSize(shares=shares, num_active_parameters=_num_active(modules, config))
+    return ModelSize(shares=shares, num_active_parameters=_num_active(alike, config))
 
 
-def drafter_bytes(config: DrafterConfig | None) -> int:
-    """Bytes of a drafter's own weights; embedding and head are the model's."""
+def drafter_bytes(config: DrafterConfig | None, ranks: Ranks = ALONE) -> int:
+    """Bytes of a drafter's own weights, on the fullest of some ranks; embedding and head are the model's.
+
+    Its layers split like the model's; what feeds and reads them is copied.
+    """
     if config is None:
         return 0
-    return sum(math.prod(spec.shape) * ITEM_BYTES[spec.dtype] for spec in drafter.expected(config).values())
+    total = 0
+    for weights in _alike(drafter.modules(config).values(), config.backbone, {}):
+        count, shape = weights.on_rank(ranks, config.backbone)
+        total += count * weights.num_bytes(weights.format, shape)
+    return total
 
 
-def _stored(module: Module, config: ModelConfig, dtype_by_name: Mapping[str, str]) -> tuple[str, int, int]:
-    """Format, number of tensors and bytes of one weight."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """Weights that differ in the numbers of their layers and experts only.
+
+    Attributes:
+        name: of one of them.
+        tensor_bytes: of what each has beside values and block scales.
+        item_bytes: of a value that is no number format's; 0 otherwise.
+    """
+
+    kind: Kind
+    format: str
+    name: str
+    shape: tuple[int, ...]
+    num_tensors: int
+    tensor_bytes: int
+    item_bytes: int
+    count: int = 0
+
+    def on_rank(self, ranks: Ranks, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
+        """How many of them a rank holds, and what shape they have there."""
+        shape = shape_on_rank(self.name, self.shape, ranks, config.num_key_value_heads)
+        experts = config.num_local_experts
+        if self.kind != "routed expert" or ranks.ep == 1:
+            return self.count, shape
+        return self.count * -(-experts // ranks.ep) // experts, shape
+
+    def num_bytes(self, form: str, shape: tuple[int, ...]) -> int:
+        """Bytes of one of them in a format."""
+        if self.item_bytes:
+            return math.prod(shape) * self.item_bytes
+        try:
+            values = math.prod(shape[:-1]) * SPEC_BY_NAME[form].num_bytes(shape[-1])
+        except FormatError as error:
+            raise FormatError(f"{self.name}: {error}") from None
+        return values + (self.tensor_bytes if form == self.format else 0)
+
+
+@functools.lru_cache(maxsize=8)
+def _alike_of(config: ModelConfig) -> tuple[_Alike, ...]:
+    return _alike(names.modules(config).values(), config, {})
+
+
+def _alike(modules: Iterable[Module], config: ModelConfig, dtype_by_name: Mapping[str, str]) -> tuple[_Alike, ...]:
+    counts: Counter[_Alike] = Counter(_stored(module, config, dtype_by_name) for module in modules)
+    return tuple(dataclasses.replace(one, count=count) for one, count in counts.items())
+
+
+def _stored(module: Module, config: ModelConfig, dtype_by_name: Mapping[str, str]) -> _Alike:
     specs = names.tensors(module, config)
     storage = storage_of(module.name, module.checkpoint_name, module.kind, config.quantization)
+    dtype, item_bytes = "", 0
     if storage == "plain":
         dtype = dtype_by_name.get(specs[0].name, specs[0].dtype)
-        form = _WORD_BY_DTYPE[dtype if dtype in _WORD_BY_DTYPE else specs[0].dtype]
-    else:
-        form = STORAGE_BY_NAME[storage].format
-    rows, width = math.prod(module.shape[:-1]), module.shape[-1]
-    of_tensor = sum(ITEM_BYTES[spec.dtype] for spec in specs if spec.part in ("global_scale", "input_scale"))
-    return form, len(specs), rows * SPEC_BY_NAME[form].num_bytes(width) + of_tensor
+        if module.kind == "offsets":
+            item_bytes = ITEM_BYTES[dtype]
+        elif dtype not in _WORD_BY_DTYPE:
+            dtype = specs[0].dtype
+    return _Alike(
+        kind=module.kind,
+        format=_WORD_BY_DTYPE.get(dtype, dtype) if dtype else STORAGE_BY_NAME[storage].format,
+        name=re.sub(r"\.\d+", ".0", module.name),
+        shape=module.shape,
+        num_tensors=len(specs),
+        tensor_bytes=sum(ITEM_BYTES[spec.dtype] for spec in specs if spec.part in ("global_scale", "input_scale")),
+        item_bytes=item_bytes,
+    )
 
 
-def _num_active(modules: Iterable[Module], config: ModelConfig) -> int:
+def _num_active(alike: Iterable[_Alike], config: ModelConfig) -> int:
     routed, total = 0, 0
-    for module in modules:
-        if module.kind == "routed expert":
-            routed += math.prod(module.shape)
-        elif module.kind not in ("embedding", "head", "vision"):
-            total += math.prod(module.shape)
+    for weights in alike:
+        num_parameters = weights.count * math.prod(weights.shape)
+        if weights.kind == "routed expert":
+            routed += num_parameters
+        elif weights.kind not in ("embedding", "head", "vision"):
+            total += num_parameters
     return total + (routed * config.num_experts_per_tok // config.num_local_experts if routed else 0)

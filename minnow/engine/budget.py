@@ -1,11 +1,21 @@
-"""how many blocks fit: size.py + layout.py + measured free memory"""
+"""what a rank holds and how many blocks fit: size.py + layout.py + free memory"""
 
 from dataclasses import dataclass
 
-from minnow.cache.layout import BlockLayout
+from minnow.arch import size
+from minnow.arch.sharding import Ranks
+from minnow.cache.layout import BlockLayout, draft_pages, layout_of
 from minnow.config.cache import CacheConfig
+from minnow.config.drafter import DrafterConfig
+from minnow.config.engine import EngineConfig
+from minnow.config.model import ModelConfig
 from minnow.core.errors import CapacityError, ConfigError
 from minnow.core.units import parse_bytes, show_bytes
+from minnow.engine import policy
+from minnow.parallel.mesh import Mesh
+
+_CPU_CACHE_BYTES = 4 << 30  # unless asked for more: a CPU's memory is shared with other programs
+_CHUNK_BYTES = 512 << 20  # what the reference operations hold at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +59,64 @@ class MemoryPlan:
     def max_concurrency(self) -> int:
         """Sequences of full length that fit side by side."""
         return self.num_tokens // self.max_model_len
+
+
+def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: DrafterConfig | None = None) -> BlockLayout:
+    """The row of a cache block on a rank, a drafter's pages in it; `config` has no "auto" left."""
+    pages = None
+    if drafter is not None:
+        backbone = drafter.backbone
+        pages = draft_pages(
+            backbone.num_hidden_layers,
+            mesh.share(backbone.num_key_value_heads, "tp"),
+            backbone.head_dim,
+            config.speculative_config.kv_cache_dtype,
+        )
+    return layout_of(
+        model,
+        config.cache.kv_cache_dtype,
+        config.attention_config.indexer_kv_dtype,
+        num_kv_heads=mesh.share(model.num_key_value_heads, "tp"),
+        block_size=config.cache.block_size,
+        drafter=pages,
+    )
+
+
+def weights_bytes(model: ModelConfig, drafter: DrafterConfig | None, mesh: Mesh) -> int:
+    """Bytes of the weights on the fullest rank of a mesh, a drafter's among them."""
+    ranks = ranks_of(mesh)
+    return size.measure(model, ranks=ranks).num_bytes + size.drafter_bytes(drafter, ranks)
+
+
+def ranks_of(mesh: Mesh) -> Ranks:
+    """How weights split over a mesh."""
+    return Ranks(tp=mesh.ranks_of("tp"), ep=mesh.ranks_of("ep"))
+
+
+def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of activations and logits of the largest step, from above."""
+    widest = max(
+        model.num_attention_heads * model.head_dim,
+        2 * model.dense_intermediate_size,
+        2 * model.intermediate_size * model.num_experts_per_tok,
+        model.hidden_size,
+    )
+    activations = config.scheduler.max_num_batched_tokens * (4 * model.hidden_size + 2 * widest) * 4
+    logits = config.scheduler.max_num_seqs * model.vocab_size * 4 * 8  # sampling sorts and sums in f64
+    scored = min(policy.MAX_PROMPT_LOGPROBS, config.scheduler.max_num_batched_tokens) * model.vocab_size * 4 * 2
+    # Of each draft a row of logits, one of them adjusted, and the distributions of both models.
+    drafts = config.scheduler.max_num_seqs * _num_drafts(config) * model.vocab_size * 4 * 4
+    return activations + logits + scored + drafts + _CHUNK_BYTES
+
+
+def most_bytes(config: EngineConfig, layout: BlockLayout) -> int:
+    """Bytes that the cache gets on a CPU at most, unless more are asked for: 4 GiB, or one sequence of full length."""
+    longest_blocks = -(-config.max_model_len // layout.block_size) + 1
+    return max(_CPU_CACHE_BYTES, longest_blocks * layout.row_bytes)
+
+
+def _num_drafts(config: EngineConfig) -> int:
+    return config.speculative_config.num_speculative_tokens if config.speculative_config.method else 0
 
 
 def plan_memory(

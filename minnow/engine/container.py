@@ -48,6 +48,18 @@ def left_bytes(root: Path = ROOT) -> int | None:
     return min(left, default=None)
 
 
+def free_bytes(root: Path = ROOT) -> int:
+    """Main memory that this process may still take: what the machine has free, or its control groups leave.
+
+    Args:
+        root: of the file system; tests make their own.
+    """
+    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = int(dict(line.split(":", 1) for line in lines)["MemAvailable"].split()[0]) * 1024
+    left = left_bytes(root)
+    return free if left is None else min(free, left)
+
+
 def _file_bytes(folder: Path) -> int:
     pairs = [line.split() for line in read_text(folder / "memory.stat").splitlines()]
     by_name = {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

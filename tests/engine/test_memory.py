@@ -10,7 +10,7 @@ import torch
 from minnow.config.load import from_values
 from minnow.config.model import ModelConfig, known, parse
 from minnow.core.errors import CapacityError
-from minnow.engine import memory
+from minnow.engine import budget, memory
 from minnow.engine.build import device_of
 from minnow.engine.memory import Settled
 from minnow.parallel.mesh import Mesh
@@ -80,7 +80,7 @@ def test_ranks_share_heads_but_not_index_keys() -> None:
     model = known("m3.1-flash")
     assert model is not None
     four = dataclasses.replace(Mesh.single(), num_ranks=(("tp", 4), ("dp", 1), ("ep", 1), ("cp", 1)))
-    assert memory.layout(_settled(model).config, model, four).token_bytes == 34_560 // 4 + 4_320
+    assert budget.layout(_settled(model).config, model, four).token_bytes == 34_560 // 4 + 4_320
 
 
 def test_available_memory_is_that_of_this_machine() -> None:
