@@ -90,7 +90,7 @@ def measure(
     tensors: Counter[tuple[Kind, str]] = Counter()
     parameters, in_bytes = tensors.copy(), tensors.copy()
     alike = (
-        _alike_of(config) if dtype_by_name is None else _alike(names.modules(config).values(), config, dtype_by_name)
+        _published(config) if dtype_by_name is None else _alike(names.modules(config).values(), config, dtype_by_name)
     )
     for weights in alike:
         form = format_by_kind.get(weights.kind, weights.format)
@@ -124,6 +124,12 @@ def drafter_bytes(config: DrafterConfig | None, ranks: Ranks = ALONE) -> int:
         count, shape = weights.on_rank(ranks, config.backbone)
         total += count * weights.num_bytes(weights.format, shape)
     return total
+
+
+def bytes_named(config: ModelConfig, ending: str) -> int:
+    """Bytes of the whole weights of a model whose names end in some words: "self_attn.o_proj"."""
+    found = [weights for weights in _published(config) if weights.name.endswith(ending)]
+    return sum(weights.count * weights.num_bytes(weights.format, weights.shape) for weights in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +171,7 @@ class _Alike:
 
 
 @functools.lru_cache(maxsize=8)
-def _alike_of(config: ModelConfig) -> tuple[_Alike, ...]:
+def _published(config: ModelConfig) -> tuple[_Alike, ...]:
     return _alike(names.modules(config).values(), config, {})
 
 

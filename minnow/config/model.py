@@ -162,9 +162,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def known(name: str) -> ModelConfig | None:
     """A published model's config by name ("m3.1-flash") or hub name, or None when it is not known."""
-    short = name.rsplit("/", 1)[-1].lower().removeprefix("minimax-")
-    path = KNOWN / f"{short}.json"
+    directory = known_directory(name)
+    path = directory.with_name(f"{directory.name}.json")
     return parse(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def known_directory(name: str) -> Path:
+    """Where the configs lie that a published model's checkpoint bundles, such as its drafter's; it need not exist."""
+    return KNOWN / name.rsplit("/", 1)[-1].lower().removeprefix("minimax-")
 
 
 def parse(raw: Mapping[str, Any]) -> ModelConfig:

@@ -35,6 +35,16 @@ def show_bytes(num_bytes: float) -> str:
     return f"{value:.4g} TiB"
 
 
+def show_decimal(num_bytes: float) -> str:
+    """Print bytes in decimal units, as vendors and published comparisons count: 288400343040 -> "288.4 GB"."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.4g} {unit}"
+        value /= 1000
+    return f"{value:.4g} GB" if abs(value) < 1000 else f"{value / 1000:.4g} TB"
+
+
 def show_seconds(seconds: float) -> str:
     """Print a time in ms below one second, in s above."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

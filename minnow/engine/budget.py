@@ -58,7 +58,12 @@ class MemoryPlan:
     @property
     def max_concurrency(self) -> int:
         """Sequences of full length that fit side by side."""
-        return self.num_tokens // self.max_model_len
+        return self.num_sequences(self.max_model_len)
+
+    def num_sequences(self, num_tokens_each: int, watermark: float = 0.0) -> int:
+        """Sequences of a length that are admitted side by side beneath a watermark."""
+        num_reserved_blocks = policy.num_reserved_blocks(watermark, self.num_blocks)
+        return max(self.num_tokens - num_reserved_blocks * self.block_size, 0) // num_tokens_each
 
 
 def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: DrafterConfig | None = None) -> BlockLayout:

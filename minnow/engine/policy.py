@@ -89,6 +89,11 @@ def can_admit(num_wanted_blocks: int, num_free_blocks: int, *, num_reserved_bloc
     return num_wanted_blocks + num_reserved_blocks <= num_free_blocks
 
 
+def num_reserved_blocks(watermark: float, num_blocks: int) -> int:
+    """Blocks of a pool, the null block counted, that a watermark keeps for the growth of sequences that run."""
+    return int(watermark * num_blocks)
+
+
 def needs_whole(sequence: Sequence, *, is_reserving: bool) -> bool:
     """Whether a waiting sequence is admitted only when blocks for all its known tokens are free.
 

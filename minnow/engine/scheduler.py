@@ -268,7 +268,9 @@ class Scheduler:
         if not policy.can_admit(
             num_new_blocks + num_revived_blocks,
             self._blocks.num_free_blocks,
-            num_reserved_blocks=int(self._config.watermark * self._blocks.num_blocks) if self._running else 0,
+            num_reserved_blocks=policy.num_reserved_blocks(self._config.watermark, self._blocks.num_blocks)
+            if self._running
+            else 0,
         ):
             return False
         self._blocks.share(cached)
