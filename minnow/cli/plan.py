@@ -1,0 +1,146 @@
+"""minnow plan: what a deployment holds, before anything is bought; published numbers beside computed ones"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from minnow.checkpoint import demo
+from minnow.config import flags, load
+from minnow.config import model as model_config
+from minnow.config.model import ModelConfig
+from minnow.config.parallel import ParallelConfig
+from minnow.core.errors import ConfigError
+from minnow.core.units import parse_bytes
+from minnow.plan import capacity, claims, deployment, document, forecast, hardware, published, report, transfer
+from minnow.plan.deployment import Deployment
+
+HELP = "show what a model takes and holds on given hardware"
+
+
+_VALUES = (
+    ("--hardware", "NAME", "a sheet by name (--sheets lists them) or a .toml file of your own (default: this machine)"),
+    ("--strategy", "WORD", "tp, tep, dp or dep and the number of devices: dep4; instead of -tp, -dp and -ep"),
+    ("--prefill", "WORD", "strategy of an engine for prefill beside it, on the same hardware"),
+    ("--nodes", "N", "machines (default: as few as hold the devices)"),
+    ("--context", "TOKENS", "length of the sequences to count (default: 256K, or the longest there is)"),
+    (
+        "--reserve",
+        "BYTES",
+        "memory of a rank beside weights and cache (default: 9GB, fitted; on a CPU the engine's own)",
+    ),
+    ("--experts-format", "FORMAT", "convert routed experts when they are loaded"),
+    ("--host-memory", "BYTES", "host memory of a rank for cache, whole GiB: 560GiB"),
+)
+_SWITCHES = (
+    ("--sequence-parallel-prefill", "shard long prefills by tokens, with whole output projections on each rank"),
+    ("--hybrid-kv-cache-manager", "keep a drafter's pages for its window only, as vLLM would"),
+    ("--claims", "published numbers beside computed ones; 1 if one is off"),
+    ("--assumptions", "what reproduces the published comparison"),
+    ("--forecast", "M3.1-Flash on every device"),
+    ("--sheets", "every hardware sheet, with statuses and sources"),
+    ("--json", "print JSON"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    flags.add_arguments(parser)
+    for flag, metavar, text in _VALUES:
+        parser.add_argument(flag, metavar=metavar, default="", help=text)
+    for flag, text in _SWITCHES:
+        parser.add_argument(flag, action="store_true", help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print one of the tables; 1 where a claim is off."""
+    chosen = [word for word in _TABLES if getattr(args, word)]
+    if len(chosen) > 1:
+        raise ConfigError(f"--{chosen[0]} and --{chosen[1]} are both given; ask for one at a time")
+    if not chosen:
+        return _plan(args)
+    find, show = _TABLES[chosen[0]]
+    rows = find()
+    _print(args, rows, show(rows))
+    return 1 if args.claims and not all(verdict.is_ok for verdict in rows) else 0
+
+
+_TABLES: dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[str]]]] = {
+    "claims": (claims.judge_all, report.claims),
+    "assumptions": (published.examine, report.assumptions),
+    "forecast": (forecast.all_rows, report.forecasts),
+    "sheets": (hardware.read_all, report.sheets),
+}
+
+
+def _plan(args: argparse.Namespace) -> int:
+    engine = _settle(args, args.strategy)
+    found = capacity.measure(engine)
+    shown: dict[str, object] = {"plan": found}
+    lines = [*report.plan(found)]
+    if args.prefill:
+        prefill = capacity.measure(_settle(args, args.prefill))
+        moved = transfer.between(prefill, found)
+        shown |= {"prefill": prefill, "move": moved}
+        lines = ["Decode", *lines, "", "Prefill", *report.plan(prefill), "", *report.move(moved)]
+    if args.host_memory:
+        kept = transfer.offload(found.allocated.layout, parse_bytes(args.host_memory), engine.num_ranks)
+        shown["host"] = kept
+        lines += ["", *report.host(kept)]
+    _print(args, shown, lines)
+    return 0
+
+
+def _settle(args: argparse.Namespace, strategy: str) -> Deployment:
+    loaded = load.load(args)
+    config, device = loaded.config, hardware.read(args.hardware or hardware.HERE)
+    if not config.model:
+        raise ConfigError("minnow plan needs a model: a directory, or a published name such as minimax-m3.1-flash")
+    name, model, directory, is_published = _find(config.model)
+    if args.strategy and config.parallel != ParallelConfig():
+        raise ConfigError(f"--strategy {args.strategy} and -tp, -dp or -ep are both given; leave one out")
+    if strategy:
+        config = dataclasses.replace(config, parallel=deployment.parallel_of(strategy))
+    if loaded.origin_by_field["gpu_memory_utilization"] == "default" and device.kind == "gpu":
+        cache = dataclasses.replace(config.cache, gpu_memory_utilization=deployment.UTILIZATION)
+        config = dataclasses.replace(config, cache=cache)
+    return deployment.settle(
+        name,
+        model,
+        directory,
+        config,
+        device,
+        context_tokens=_whole(args.context, "--context"),
+        num_nodes=_whole(args.nodes, "--nodes"),
+        reserve=args.reserve,
+        experts_format=args.experts_format,
+        has_sequence_parallel=args.sequence_parallel_prefill,
+        has_hybrid_manager=args.hybrid_kv_cache_manager,
+        is_drafting=is_published,
+    )
+
+
+def _whole(text: str, flag: str) -> int:
+    """A whole number as settings have it (256K is 262144); 0 where nothing is given."""
+    if not text:
+        return 0
+    value = load.convert(dataclasses.replace(flags.settings()["max_model_len"], name=flag), text, flag)
+    assert isinstance(value, int)
+    return value
+
+
+def _find(name: str) -> tuple[str, ModelConfig, Path, bool]:
+    """A model's name, configuration and directory, and whether only its published configuration is here."""
+    directory = Path(name).expanduser()
+    published_config = None if (directory / "config.json").is_file() else model_config.known(name)
+    if published_config is not None:
+        directory = model_config.known_directory(name)
+        return directory.name, published_config, directory, True
+    directory = demo.resolve(name)
+    return name, model_config.read(directory), directory, False
+
+
+def _print(args: argparse.Namespace, shown: object, lines: Iterable[str]) -> None:
+    print(json.dumps(document.plain(shown), indent=2) if args.json else "\n".join(lines))

@@ -1,0 +1,1 @@
+"""before you buy or deploy (no torch)"""

@@ -1,0 +1,147 @@
+"""what a user is told before anything is bought"""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minnow.cli.main import main
+from minnow.plan import claims
+from tests.tiny import write_tiny
+
+FLASH = ("plan", "MiniMaxAI/MiniMax-M3.1-Flash", "--hardware", "b300", "--strategy", "dep4")
+
+
+def _lines(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """The lines of a plan by their first words."""
+    assert main([*words]) == 0
+    out = capsys.readouterr().out
+    return {k: " ".join(v.split()) for k, v in re.findall(r"^ +(\S+(?: \S+)*?) {2,}(.*)$", out, re.M)}
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_76_and_60_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(capsys, *FLASH)
+    assert lines["sequences of 4 replicas"] == "76 60"
+    assert lines["bytes a token"] == "34,560 44,000"
+    assert lines["whose count"] == "the published comparison what an engine allocates"
+    assert lines["memory of a device"].startswith("288.4 GB = 269 GiB reported 275040 MiB")
+    assert lines["reserve"].startswith("9 GB 8.38 GiB fitted")
+    assert lines["routed expert"] == "58.1 GB 54.1 GiB nvfp4"
+    assert lines["gpu_memory_utilization"] == "0.9 convention"
+    assert lines["binds"] == "cache memory cache memory"
+
+
+def test_the_same_as_json_without_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(capsys, *FLASH, "--api-key", "secret")
+    plan = found["plan"]
+    assert plan["published"]["num_sequences_engine"] == 76 and plan["allocated"]["num_sequences_engine"] == 60
+    assert plan["allocated"]["layout"]["token_bytes_by_group"] == {"kv": 34_560, "index": 4_320, "draft": 5_120}
+    assert plan["deployment"]["memory"]["status"] == "reported"
+    assert plan["deployment"]["reserve"]["num_bytes"] == 9 * 10**9
+    assert "secret" not in json.dumps(found)
+
+
+def test_prefill_beside_decode_and_host_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", "m3.1-flash", "--hardware", "gb300", "--strategy", "dep4", "--prefill", "dep2",
+             "--context", "200000", "--gpu-memory-utilization", "0.95", "--watermark", "0.05", "--max-num-seqs", "28",
+             "--max-num-batched-tokens", "8192", "--host-memory", "180GiB")  # fmt: skip
+    found = _json(capsys, *words)
+    assert found["plan"]["allocated"]["num_sequences"] == 21 and found["plan"]["allocated"]["binds"] == "watermark"
+    assert found["plan"]["graph_tokens"] == 224
+    assert found["move"]["has_one_layout"] and found["move"]["reads_by_page"] == 195_375
+    assert found["host"]["num_huge_pages"] == 720
+    assert main([*words]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "Decode\nm3.1-flash on 4x NVIDIA GB300, DEP4" in out and "Prefill\nm3.1-flash on 2x NVIDIA GB300, DEP2" in out
+    )
+    assert "computed again in 25 steps of 8,192 tokens" in out
+    assert "echo 720 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages" in out
+
+
+def test_flags_of_a_serving_command_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines(capsys, "plan", "m3.1-flash", "--hardware", "h200", "-tp", "8", "--kv-cache-dtype", "fp8",
+                   "--attention-config", '{"indexer_kv_dtype": "fp8"}', "--max-model-len", "262144", "--max-num-seqs",
+                   "80", "--no-speculation")  # fmt: skip
+    assert lines["sequences of 1 replica"].split()[-1] == "15" and lines["sum"].startswith(
+        "23,040 184,320 on the 8 ranks"
+    )
+
+
+def test_a_local_checkpoint_on_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    lines = _lines(capsys, "plan", str(tmp_path), "--kv-cache-memory-bytes", "8MiB", "--max-model-len", "1000")
+    same = ("--kv-cache-memory-bytes", "8MiB", "--max-model-len", "1000")
+    assert main(["explain", str(tmp_path), "--device", "cpu", *same]) == 0
+    explained = capsys.readouterr().out
+    num_blocks = lines["blocks a rank"].split()[-1]
+    assert re.search(rf"  cache +8 MiB +{num_blocks} blocks, one of them the null block", explained)
+    concurrency = re.search(r"  concurrency +(\d+) +sequences of 1,000 tokens", explained)
+    assert concurrency is not None and lines["sequences a rank"].split()[-1] == concurrency[1]
+
+
+def test_claims(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["plan", "--claims"]) == 0
+    out = capsys.readouterr().out
+    for claim in claims.CLAIMS:
+        line = next(line for line in out.splitlines() if line.startswith(f"{claim.id} "))
+        assert " ok " in line and f" {claim.status}" in line
+    assert out.endswith("33 of 33 ok\n")
+    found = _json(capsys, "plan", "--claims")
+    assert {row["claim"]["id"] for row in found} == {claim.id for claim in claims.CLAIMS}
+    wrong = tuple(verdict for verdict in claims.judge_all() if verdict.claim.id == "K1")
+    monkeypatch.setattr(claims, "CLAIMS", tuple(dataclasses.replace(v.claim, stated=1) for v in wrong))
+    assert main(["plan", "--claims"]) == 1
+    assert " OFF " in capsys.readouterr().out
+
+
+def test_assumptions_forecast_and_sheets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--assumptions"]) == 0
+    out = capsys.readouterr().out
+    assert "A' A, M3 with its MTP layer" in out and "4.4-11.6 [7.1-11.5]" in out and out.count("inconsistent") == 2
+    lines = _lines(capsys, "plan", "--forecast")
+    assert lines["b300 dep4"] == "75.8 75.8 174.7 44,000 15.89 60"
+    assert main(["plan", "--sheets"]) == 0
+    assert re.search(
+        r"b300: NVIDIA B300 SXM, gpu, 8 a node\n.*\n  memory +275040 MiB  reported", capsys.readouterr().out
+    )
+    for word in ("--assumptions", "--forecast", "--sheets"):
+        assert _json(capsys, "plan", word)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "minnow plan needs a model: a directory, or a published name"),
+        (["m3", "--hardware", "b3000"], "no hardware is called 'b3000'; known are b200"),
+        (["m3", "--hardware", "b300", "--strategy", "tp4", "-tp", "4"], "--strategy tp4 and -tp, -dp or -ep are both"),
+        (["m3", "--hardware", "b300", "--context", "x"], "--context: 'x' does not fit --context; it takes a whole"),
+        (["m3", "--host-memory", "1GB", "--hardware", "b300", "--strategy", "tp8"], "no whole number of 1 GiB pages"),
+        (["--claims", "--forecast"], "--claims and --forecast are both given; ask for one at a time"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert main(["plan", *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("minnow: ") and sentence in err and err.count("\n") == 1
+
+
+def test_what_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "m3", "--hardware", "b300", "--strategy", "tp2"]) == 1
+    assert "weights 399 GiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [FLASH, ("plan", "--claims")])
+def test_no_torch_is_loaded(words: tuple[str, ...]) -> None:
+    code = "import sys; from minnow.cli.main import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=120)
