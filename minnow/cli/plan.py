@@ -44,6 +44,13 @@ _SWITCHES = (
     ("--json", "print JSON"),
 )
 
+_TABLES: dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[str]]]] = {
+    "claims": (claims.judge_all, report.claims),
+    "assumptions": (published.examine, report.assumptions),
+    "forecast": (forecast.all_rows, report.forecasts),
+    "sheets": (hardware.read_all, report.sheets),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -65,14 +72,6 @@ def run(args: argparse.Namespace) -> int:
     rows = find()
     _print(args, rows, show(rows))
     return 1 if args.claims and not all(verdict.is_ok for verdict in rows) else 0
-
-
-_TABLES: dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[str]]]] = {
-    "claims": (claims.judge_all, report.claims),
-    "assumptions": (published.examine, report.assumptions),
-    "forecast": (forecast.all_rows, report.forecasts),
-    "sheets": (hardware.read_all, report.sheets),
-}
 
 
 def _plan(args: argparse.Namespace) -> int:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from minnow.config import drafter as drafter_config
+from minnow.config import engine as engine_config
 from minnow.config import flags, speculative, vllm
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.config.flags import Setting
-from minnow.config.model import ModelConfig
+from minnow.config.model import ModelConfig, without_index
 from minnow.config.speculative import SpeculativeConfig
 from minnow.core import env, units
 from minnow.core.errors import ConfigError
@@ -239,6 +240,30 @@ def _range(low: float | None, high: float | None) -> str:
     if high is None:
         return f"at least {low:g}"
     return f"at most {high:g}" if low is None else f"{low:g} to {high:g}"
+
+
+def settle(
+    config: EngineConfig, model: ModelConfig, directory: Path | None, *, is_bench: bool = False
+) -> tuple[EngineConfig, ModelConfig, DrafterConfig | None]:
+    """Settle all that a model answers, and refuse what cannot work with it.
+
+    Args:
+        directory: of the model, where its drafter is looked for; None looks for none.
+        is_bench: see `speculative.check`.
+
+    Returns:
+        a new configuration without "auto", the model as it is run, and the drafter of its drafts.
+
+    Raises:
+        ConfigError: settings that cannot work together or with the model.
+    """
+    model = without_index(model) if config.dense else model
+    config = resolve_auto(config, model)
+    engine_config.check(config, model)
+    if directory is None:
+        return config, model, None
+    config, drafter = resolve_speculation(config, directory, model, is_bench=is_bench)
+    return config, model, drafter
 
 
 def resolve_speculation(

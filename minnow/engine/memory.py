@@ -6,11 +6,10 @@ from pathlib import Path
 import torch
 
 from minnow.cache.layout import BlockLayout
-from minnow.config import engine as engine_config
+from minnow.config import load
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
-from minnow.config.load import resolve_auto, resolve_speculation
-from minnow.config.model import ModelConfig, without_index
+from minnow.config.model import ModelConfig
 from minnow.engine import budget, container
 from minnow.engine.budget import MemoryPlan
 from minnow.parallel.mesh import Mesh
@@ -43,12 +42,7 @@ def settle(config: EngineConfig, model: ModelConfig, directory: Path | None, *, 
     Raises:
         ConfigError: settings that cannot work together or with the model.
     """
-    model = without_index(model) if config.dense else model
-    config = resolve_auto(config, model)
-    engine_config.check(config, model)
-    drafter = None
-    if directory is not None:
-        config, drafter = resolve_speculation(config, directory, model, is_bench=is_bench)
+    config, model, drafter = load.settle(config, model, directory, is_bench=is_bench)
     blocks = budget.layout(config, model, Mesh.single(), drafter)
     return Settled(config=config, model=model, drafter=drafter, layout=blocks)
 

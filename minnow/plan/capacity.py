@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from minnow.arch.size import ModelSize
 from minnow.cache.layout import BlockLayout, GroupName
+from minnow.config.model import ModelConfig
 from minnow.engine import budget
 from minnow.engine.budget import MemoryPlan
 from minnow.plan.deployment import Deployment
@@ -24,7 +25,7 @@ class Accounting:
     words: str
 
 
-KV_ONLY = Accounting(name="K and V only", groups=("kv",), words="the published comparison")
+KV_ONLY = Accounting(name="K and V only", groups=("kv",), words="as published comparisons do")
 WITH_INDEX = Accounting(name="K, V and index keys", groups=("kv", "index"), words="without a drafter")
 EVERYTHING = Accounting(name="all that is stored", groups=("kv", "index", "draft"), words="what an engine allocates")
 
@@ -152,9 +153,29 @@ def hold(deployment: Deployment, accounting: Accounting, weights_bytes: int | No
 
 def row(deployment: Deployment, accounting: Accounting) -> BlockLayout:
     """The row of a block of the groups that are charged for every token."""
-    whole = budget.layout(deployment.config, deployment.model, deployment.mesh, deployment.drafter)
+    whole = stored_row(deployment)
     names = [name for name in accounting.groups if not (name == "draft" and _window(deployment))]
     return dataclasses.replace(whole, groups=tuple(group for group in whole.groups if group.name in names))
+
+
+def stored_row(deployment: Deployment) -> BlockLayout:
+    """The row of a block with everything in it."""
+    return budget.layout(deployment.config, deployment.model, deployment.mesh, deployment.drafter)
+
+
+def read_share(layout: BlockLayout, model: ModelConfig, context_tokens: int) -> float | None:
+    """What a decode step reads of a sequence in a sparse layer, as a share of its keys and values there.
+
+    Index keys of every token are scanned; of the chosen blocks keys and values are read.
+
+    Returns:
+        None where no layer is sparse.
+    """
+    kv, index = layout.group("kv"), layout.group("index")
+    if kv is None or index is None:
+        return None
+    chosen_tokens = min(context_tokens, model.sparse.num_blocks * model.sparse.block_size)
+    return index.token_bytes / kv.token_bytes + chosen_tokens / context_tokens
 
 
 def _window(deployment: Deployment) -> int:
@@ -167,8 +188,7 @@ def _window_tokens(deployment: Deployment, accounting: Accounting, charged: Bloc
     window = _window(deployment)
     if not window or "draft" not in accounting.groups:
         return 0
-    whole = budget.layout(deployment.config, deployment.model, deployment.mesh, deployment.drafter)
-    group = whole.group("draft")
+    group = stored_row(deployment).group("draft")
     assert group is not None
     kept_bytes = min(window, deployment.context_tokens) * group.token_bytes * group.num_layers
     return -(-kept_bytes // charged.token_bytes)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from minnow.arch import size
 from minnow.arch.size import ModelSize
-from minnow.cache.layout import BlockLayout, GroupName
+from minnow.cache.layout import BlockLayout, GroupName, PageGroup
 from minnow.config import model as model_config
 from minnow.config.model import ModelConfig
 from minnow.formats.spec import SPEC_BY_NAME
@@ -91,10 +91,18 @@ def _row(name: str, strategy: str) -> BlockLayout:
     return capacity.row(of, EVERYTHING)
 
 
-def _token_bytes(layout: BlockLayout, name: GroupName, num_layers: int | None = None) -> int:
+def _token_bytes(layout: BlockLayout, name: GroupName) -> int:
+    return _layer_bytes(layout, name) * len(_group(layout, name).layers)
+
+
+def _layer_bytes(layout: BlockLayout, name: GroupName) -> int:
+    return _group(layout, name).token_bytes
+
+
+def _group(layout: BlockLayout, name: GroupName) -> PageGroup:
     group = layout.group(name)
     assert group is not None, name
-    return group.token_bytes * (group.num_layers if num_layers is None else num_layers)
+    return group
 
 
 def _checkpoint_gb(name: str) -> float:
@@ -105,16 +113,9 @@ def _saving(less: float, more: float) -> float:
     return 100 * (1 - less / more)
 
 
-def sparse_share(layout: BlockLayout, model: ModelConfig, context_tokens: int) -> float:
-    """What a decode step reads of the cache, index scan and chosen blocks, as a share of all keys and values."""
-    dense = _token_bytes(layout, "kv", 1)
-    chosen_tokens = min(context_tokens, model.sparse.num_blocks * model.sparse.block_size)
-    return (context_tokens * _token_bytes(layout, "index", 1) + chosen_tokens * dense) / (context_tokens * dense)
-
-
 def _index_share(name: str) -> float:
     layout = _row(name, "tp1")
-    return 100 * _token_bytes(layout, "index", 1) / _token_bytes(layout, "kv", 1)
+    return 100 * _layer_bytes(layout, "index") / _layer_bytes(layout, "kv")
 
 
 def _sequences(of: Deployment) -> int:
@@ -163,12 +164,12 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(id="K3", words="NVFP4 below FP8", stated=43.75, unit="%", status="identity", places=2,
           compute=lambda: _saving(_NVFP4_BYTES, _FP8_BYTES)),
     Claim(id="K4", words="index keys of a token and layer, FP8", stated=128, unit="bytes", status="forward",
-          compute=lambda: _token_bytes(_row(M3, "tp1"), "index", 1)),
+          compute=lambda: _layer_bytes(_row(M3, "tp1"), "index")),
     Claim(id="K5", words="K and V of a token and layer, FP8", stated=1024, unit="bytes", status="forward",
-          compute=lambda: _token_bytes(_row(M3, "tp1"), "kv", 1)),
-    Claim(id="K6", words="read of dense attention's, FP8", stated=12.5, unit="%", status="identity", places=1,
+          compute=lambda: _layer_bytes(_row(M3, "tp1"), "kv")),
+    Claim(id="K6", words="index scan against dense reads, FP8", stated=12.5, unit="%", status="identity", places=1,
           compute=lambda: _index_share(M3), note="the index scan alone; chosen blocks add 2,048 / context"),
-    Claim(id="K6b", words="read of dense attention's, NVFP4", stated=12.5, unit="%", status="identity", places=1,
+    Claim(id="K6b", words="index scan against dense reads, NVFP4", stated=12.5, unit="%", status="identity", places=1,
           compute=lambda: _index_share(FLASH), note="the index scan alone; chosen blocks add 2,048 / context"),
     Claim(id="K7", words="keys that a query attends to", stated=2048, unit="keys", status="forward",
           compute=lambda: _known(FLASH).sparse.num_blocks * _known(FLASH).sparse.block_size),

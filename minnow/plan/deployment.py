@@ -7,11 +7,10 @@ from pathlib import Path
 
 from minnow.arch import size
 from minnow.config import drafter as drafter_config
-from minnow.config import engine as engine_config
+from minnow.config import load
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
-from minnow.config.load import resolve_auto, resolve_speculation
-from minnow.config.model import ModelConfig, without_index
+from minnow.config.model import ModelConfig
 from minnow.config.parallel import ParallelConfig
 from minnow.config.speculative import SpeculativeConfig
 from minnow.core.errors import ConfigError
@@ -26,6 +25,7 @@ from minnow.plan.hardware import Sheet
 # neither; of the pairs that reproduce it (plan/published.py lists them) this one is chosen, not derived.
 UTILIZATION = 0.90
 RESERVE_BYTES = 9 * 10**9
+FITTED_ON = ("b300", "gb300")  # in DEP
 CONTEXT_TOKENS = 262_144  # the length that the published comparison counts sequences of
 
 _STRATEGY = re.compile(r"(tp|tep|dp|dep)([1-9]\d*)")
@@ -37,13 +37,16 @@ class Reserve:
 
     Attributes:
         num_bytes: a drafter's weights, activations, graphs and buffers together.
-        status: "fitted", "given", or "forward" (from the engine's own formula).
+        status: "fitted", "extrapolated" from where it was fitted, "given", or "forward" (the engine's own formula).
         words: what it rests on.
     """
 
     num_bytes: int
     status: str
     words: str
+
+
+_NOTHING = Reserve(num_bytes=0, status="", words="")  # until the rest is settled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,16 +170,12 @@ def settle(
     Raises:
         ConfigError: settings that cannot work together, with the model or with the device.
     """
-    model = without_index(model) if config.dense else model
-    alone = resolve_auto(dataclasses.replace(config, parallel=ParallelConfig()), model)
-    engine_config.check(alone, model)
-    drafter = None
-    if directory is not None:
-        is_silent = alone.speculation and alone.speculative_config == SpeculativeConfig()
-        if is_drafting and is_silent and drafter_config.find(directory) is not None:
-            alone = dataclasses.replace(alone, speculative_config=SpeculativeConfig(method="dspark"))
-        alone, drafter = resolve_speculation(alone, directory, model)
-    longest = alone.max_model_len
+    is_silent = config.speculation and config.speculative_config == SpeculativeConfig()
+    is_bundled = directory is not None and drafter_config.find(directory) is not None
+    alone = dataclasses.replace(config, parallel=ParallelConfig())
+    if is_drafting and is_silent and is_bundled:
+        alone = dataclasses.replace(alone, speculative_config=SpeculativeConfig(method="dspark"))
+    alone, model, drafter = load.settle(alone, model, directory)
     deployment = Deployment(
         name=name,
         model=model,
@@ -184,8 +183,8 @@ def settle(
         config=dataclasses.replace(alone, parallel=config.parallel),
         device=device,
         num_nodes=num_nodes,
-        reserve=Reserve(num_bytes=0, status="", words=""),
-        context_tokens=context_tokens or min(CONTEXT_TOKENS, longest),
+        reserve=_NOTHING,
+        context_tokens=context_tokens or min(CONTEXT_TOKENS, alone.max_model_len),
         experts_format=experts_format,
         has_sequence_parallel=has_sequence_parallel,
         has_hybrid_manager=has_hybrid_manager,
@@ -213,6 +212,12 @@ def _check(deployment: Deployment) -> None:
         raise ConfigError(
             f"--experts-format is {deployment.experts_format!r}; it must be one of {', '.join(SPEC_BY_NAME)}"
         )
+    if deployment.experts_format and not any(model.is_moe):
+        raise ConfigError(
+            f"--experts-format is {deployment.experts_format}, but this model has no experts; leave it out"
+        )
+    if deployment.has_hybrid_manager and not (deployment.drafter is not None and deployment.drafter.window):
+        raise ConfigError("--hybrid-kv-cache-manager is given, but no drafter with a window is served; leave it out")
     deployment.weights()  # refuses ranks that do not divide a weight
 
 
@@ -235,8 +240,11 @@ def _reserve(deployment: Deployment, given: str) -> Reserve:
         workspace = budget.workspace_bytes(deployment.config, deployment.model)
         reserve = Reserve(num_bytes=own + workspace, status="forward", words="what the engine sets aside on a CPU")
     else:
-        words = "chosen so that two published numbers of 4x B300 and one of GB300 come out; elsewhere an extrapolation"
-        reserve = Reserve(num_bytes=RESERVE_BYTES, status="fitted", words=words)
+        is_there = deployment.device.name in FITTED_ON and deployment.strategy.startswith("DEP")
+        status = "fitted" if is_there else "extrapolated"
+        reserve = Reserve(
+            num_bytes=RESERVE_BYTES, status=status, words="meets published numbers of B300 and GB300, DEP4"
+        )
     if reserve.num_bytes < own:
         raise ConfigError(
             f"--reserve is {show_decimal(reserve.num_bytes)}, but the drafter's weights alone take "

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from minnow.core.units import show_bytes, show_decimal, show_seconds
 from minnow.plan import claims as published_claims
 from minnow.plan import prefill
-from minnow.plan.capacity import Capacity, Holding
+from minnow.plan.capacity import Capacity, Holding, read_share
 from minnow.plan.claims import Verdict
 from minnow.plan.deployment import CONTEXT_TOKENS, UTILIZATION
 from minnow.plan.forecast import Forecast
@@ -46,9 +46,8 @@ def _assumptions(capacity: Capacity) -> Iterator[str]:
     of = capacity.deployment
     config, memory = of.config, of.device.figures["memory"]
     usual = config.cache.gpu_memory_utilization == UTILIZATION and of.device.kind == "gpu"
-    source = ": ".join(filter(None, (memory.source, memory.note)))
     rows = [
-        ("memory of a device", _both(memory.value), memory.status, f"{memory.written}; {source}"),
+        ("memory of a device", _both(memory.value), memory.status, f"{memory.written}; {memory.source}"),
         (
             "gpu_memory_utilization",
             f"{config.cache.gpu_memory_utilization:g}",
@@ -105,6 +104,7 @@ def _cache(capacity: Capacity) -> Iterator[str]:
     words_by_name = {"kv": "K and V", "index": "index keys", "draft": "drafter"}
     num_ranks = capacity.deployment.config.parallel.tensor_parallel_size
     rows = []
+    window_tokens = capacity.allocated.tokens_each - capacity.deployment.context_tokens
     for group in capacity.allocated.layout.groups:
         heads = f"{group.num_heads} head{'s' * (group.num_heads > 1)}"
         copies = ", whole on every rank" if group.name == "index" and num_ranks > 1 else ""
@@ -112,7 +112,9 @@ def _cache(capacity: Capacity) -> Iterator[str]:
         rows.append((words_by_name[group.name], f"{group.token_bytes * group.num_layers:,}", note))
     token_bytes = capacity.allocated.layout.token_bytes
     note = f"{token_bytes * num_ranks:,} on the {num_ranks} ranks of a replica" if num_ranks > 1 else ""
-    return table(("", "bytes", "note"), [*rows, ("sum", f"{token_bytes:,}", note)])
+    yield from table(("", "bytes", "note"), [*rows, ("sum", f"{token_bytes:,}", note)])
+    if window_tokens:
+        yield f"  The drafter's window takes as much as {window_tokens:,} tokens of each sequence."
 
 
 def _sequences(capacity: Capacity) -> Iterator[str]:
@@ -136,6 +138,9 @@ def _sequences(capacity: Capacity) -> Iterator[str]:
     yield from table(("", *(h.accounting.name for h in shown)), rows)
     chunk_tokens = of.config.scheduler.max_num_batched_tokens
     num_steps = prefill.num_recomputed_steps(of.context_tokens, chunk_tokens)
+    share = read_share(capacity.allocated.layout, of.model, of.context_tokens)
+    if share is not None:
+        yield f"  A decode step reads {share:.1%} of one's K and V in a sparse layer: index scan and chosen blocks."
     yield f"  One that is preempted is computed again in {num_steps:,} steps of {chunk_tokens:,} tokens."
 
 
@@ -197,13 +202,12 @@ def claims(verdicts: Iterable[Verdict]) -> Iterator[str]:
             ),
             "ok" if v.is_ok else "OFF",
             v.claim.status,
-            v.claim.note,
         )
         for v in verdicts
     ]  # fmt: skip
-    yield from table(
-        ("claim", "words", "stated", "computed", "off by", "tolerance", "", "status", "note"), rows, indent=""
-    )
+    yield from table(("claim", "words", "stated", "computed", "off by", "tolerance", "", "status"), rows, indent="")
+    yield ""
+    yield from table(("claim", "note"), [(v.claim.id, v.claim.note) for v in verdicts if v.claim.note], indent="")
     yield ""
     for status, meaning in published_claims.MEANING_BY_STATUS.items():
         count = sum(v.claim.status == status for v in verdicts)

@@ -33,7 +33,7 @@ def test_76_and_60_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> Non
     lines = _lines(capsys, *FLASH)
     assert lines["sequences of 4 replicas"] == "76 60"
     assert lines["bytes a token"] == "34,560 44,000"
-    assert lines["whose count"] == "the published comparison what an engine allocates"
+    assert lines["whose count"] == "as published comparisons do what an engine allocates"
     assert lines["memory of a device"].startswith("288.4 GB = 269 GiB reported 275040 MiB")
     assert lines["reserve"].startswith("9 GB 8.38 GiB fitted")
     assert lines["routed expert"] == "58.1 GB 54.1 GiB nvfp4"

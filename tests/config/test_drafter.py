@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minnow.config.drafter import DrafterConfig, find, parse_drafter
-from minnow.config.model import ModelConfig, known, parse
+from minnow.config.drafter import DrafterConfig, find, parse_drafter, read
+from minnow.config.model import ModelConfig, known, known_directory, parse
 from minnow.core.errors import ConfigError
 from tests import tiny
 
@@ -58,6 +58,10 @@ def test_the_drafter_of_m3_1() -> None:
     assert (backbone.num_hidden_layers, backbone.dense_intermediate_size, backbone.rotary_dim) == (5, 12288, 64)
     assert backbone.use_qk_norm and backbone.norm_offset == 1.0 and backbone.hidden_act == "swigluoai"
     assert not any(backbone.is_moe) and not any(backbone.sparse.is_sparse) and not config.is_reduced
+    published = read(known_directory("MiniMaxAI/MiniMax-M3.1-Flash") / "dspark", flash)
+    assert published.backbone.quantization.scheme == "mxfp8"
+    plain = replace(published.backbone, quantization=backbone.quantization)
+    assert replace(published, backbone=plain) == config
 
 
 def test_heads_like_the_targets_turn_as_far_as_theirs() -> None:

@@ -104,3 +104,16 @@ def test_shares_of_weights_on_a_rank() -> None:
     assert round(routed.num_bytes / 1e9, 2) == 58.10
     assert round((found.weights.num_bytes - routed.num_bytes) / 1e9, 2) == 17.72
     assert found.graph_tokens == 64 * 8
+
+
+@pytest.mark.parametrize(
+    ("context_tokens", "percent"),
+    [(16_384, 25.0), (65_536, 15.6), (131_072, 14.1), (262_144, 13.3), (524_288, 12.9), (1_048_576, 12.7)],
+)
+def test_sparse_attention_reads_an_eighth_and_the_chosen_blocks(context_tokens: int, percent: float) -> None:
+    layout, model = hold("dep4").layout, published.flash().model
+    share = capacity.read_share(layout, model, context_tokens)
+    assert share == pytest.approx(0.125 + 2048 / context_tokens) and round(100 * share, 1) == percent
+    assert capacity.read_share(layout, model, 100) == pytest.approx(1.125)  # all blocks are chosen, and scored
+    dense = published.deploy("m3.1-flash", "b300", "dep4", dense=True, speculation=False)
+    assert capacity.read_share(capacity.row(dense, EVERYTHING), dense.model, context_tokens) is None

@@ -73,15 +73,3 @@ def test_a_number_that_is_off_is_not_ok() -> None:
     assert not claims.judge(dataclasses.replace(claim, stated=61_441)).is_ok
     assert not claims.judge(dataclasses.replace(claim, stated=62_000, places=None, tolerance=0.001)).is_ok
     assert claims.judge(dataclasses.replace(claim, stated=61_500, places=None, tolerance=0.001)).is_ok
-
-
-@pytest.mark.parametrize(
-    ("context_tokens", "percent"),
-    [(16_384, 25.0), (65_536, 15.6), (131_072, 14.1), (262_144, 13.3), (524_288, 12.9), (1_048_576, 12.7)],
-)
-def test_sparse_attention_reads_an_eighth_and_the_chosen_blocks(context_tokens: int, percent: float) -> None:
-    layout, model = claims._row("m3.1-flash", "tp1"), claims._known("m3.1-flash")
-    share = claims.sparse_share(layout, model, context_tokens)
-    assert round(100 * share, 1) == percent
-    assert share == pytest.approx(0.125 + 2048 / context_tokens)
-    assert claims.sparse_share(layout, model, 100) == pytest.approx(1.125)  # all blocks are chosen, and scored

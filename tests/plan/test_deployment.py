@@ -58,6 +58,7 @@ def test_as_few_nodes_as_hold_the_devices() -> None:
         ({"reserve": "2GB"}, r"--reserve is 2 GB, but the drafter's weights alone take 2\.302 GB; .*--no-speculation"),
         ({"reserve": "some"}, "'some' is no number of bytes"),
         ({"block_size": 64}, "--block-size is 64"),
+        ({"has_hybrid_manager": True, "speculation": False}, "no drafter with a window is served; leave it out"),
         ({"has_sequence_parallel": True}, "needs tensor parallelism, DEP4 has none"),
     ],
 )
@@ -83,6 +84,9 @@ def test_the_published_drafter_is_there_unless_it_is_left_out() -> None:
     assert of.drafter is not None and of.num_drafts == 7
     assert of.config.speculative_config.kv_cache_dtype == "fp8"
     assert (of.reserve.num_bytes, of.reserve.status) == (9 * 10**9, "fitted")
+    assert [deploy(s, d).reserve.status for s, d in (("tp4", "b300"), ("dep4", "h200"), ("dep2", "gb300"))] == [
+        "extrapolated", "extrapolated", "fitted",
+    ]  # fmt: skip
     bare = deploy(speculation=False, reserve="1 GB")
     assert bare.drafter is None and bare.num_drafts == 0
     assert (bare.reserve.num_bytes, bare.reserve.status) == (10**9, "given")
@@ -98,5 +102,7 @@ def test_a_local_checkpoint_drafts_as_its_engine_would(tmp_path: Path) -> None:
     assert of.drafter is not None and of.reserve.status == "forward"
     silent = deployment.settle("tiny", model, tmp_path, load.from_values({}, {}).config, here)
     assert silent.drafter is None
+    with pytest.raises(ConfigError, match="--experts-format is mxfp8, but this model has no experts"):
+        deployment.settle("tiny", model, tmp_path, asked, here, experts_format="mxfp8")
     assert of.reserve.num_bytes > silent.reserve.num_bytes + of.drafter_bytes  # and room for drafts
     assert silent.context_tokens == model.max_position_embeddings
