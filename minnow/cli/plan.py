@@ -68,6 +68,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} are both given; ask for one at a time")
     if not chosen:
         return _plan(args)
+    model = getattr(args, flags.DEST + "model tag", "")
+    if model:
+        raise ConfigError(f"--{chosen[0]} is about published models and takes none; leave {model} out")
     find, show = _TABLES[chosen[0]]
     rows = find()
     _print(args, rows, show(rows))

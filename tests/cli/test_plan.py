@@ -127,6 +127,7 @@ def test_assumptions_forecast_and_sheets(capsys: pytest.CaptureFixture[str]) -> 
         (["m3", "--hardware", "b300", "--strategy", "tp4", "-tp", "4"], "--strategy tp4 and -tp, -dp or -ep are both"),
         (["m3", "--hardware", "b300", "--context", "x"], "--context: 'x' does not fit --context; it takes a whole"),
         (["m3", "--host-memory", "1GB", "--hardware", "b300", "--strategy", "tp8"], "no whole number of 1 GiB pages"),
+        (["m3", "--claims"], "--claims is about published models and takes none; leave m3 out"),
         (["--claims", "--forecast"], "--claims and --forecast are both given; ask for one at a time"),
     ],
 )
