@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from minnow.config.parallel import ParallelConfig
 from minnow.plan import capacity, published
 from minnow.plan.capacity import EVERYTHING, Holding
-from minnow.plan.deployment import UTILIZATION, Deployment
+from minnow.plan.deployment import UTILIZATION, Deployment, parallel_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,7 @@ class Forecast:
     @property
     def num_tokens(self) -> int:
         """Of the engine: of all its replicas."""
-        return self.holding.memory.num_tokens * self.num_replicas
-
-    @property
-    def num_replicas(self) -> int:
-        """Ranks that have a cache of their own."""
-        return self.holding.num_sequences_engine // self.holding.num_sequences
+        return self.holding.memory.num_tokens * parallel_of(self.row.strategy).data_parallel_size
 
 
 _HOPPER: dict[str, object] = {

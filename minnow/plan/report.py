@@ -7,20 +7,20 @@ from minnow.plan import claims as published_claims
 from minnow.plan import prefill
 from minnow.plan.capacity import Capacity, Holding, read_share
 from minnow.plan.claims import Verdict
-from minnow.plan.deployment import CONTEXT_TOKENS, UTILIZATION
+from minnow.plan.deployment import CONTEXT_TOKENS, RESERVE_BYTES, UTILIZATION
 from minnow.plan.forecast import Forecast
 from minnow.plan.hardware import Sheet
 from minnow.plan.published import DECODE_TOKENS, FLASH_SEQUENCES, M3_SEQUENCES, NUM_RANKS, Finding
 from minnow.plan.transfer import HUGE_PAGE_BYTES, HUGE_PAGES_FILE, Offload, Transfer
 
-_NOTE_COLUMN = "note"
+_LEFT = ("note", "status", "words")  # columns of words
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, indent: str = "  ") -> Iterator[str]:
-    """Lines of a table: the first column and a last one called "note" to the left, figures to the right."""
+    """Lines of a table: the first column and columns of words to the left, figures to the right."""
     lines = [*([tuple(head)] if any(head) else []), *map(tuple, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    is_left = [i == 0 or name in (_NOTE_COLUMN, "status", "words") for i, name in enumerate(head)]
+    is_left = [i == 0 or name in _LEFT for i, name in enumerate(head)]
     for line in lines:
         cells = [f"{c:<{w}}" if left else f"{c:>{w}}" for c, w, left in zip(line, widths, is_left, strict=True)]
         yield (indent + "  ".join(cells)).rstrip()
@@ -78,26 +78,28 @@ def _formats(capacity: Capacity) -> str:
 
 
 def _memory(capacity: Capacity) -> Iterator[str]:
-    of, memory = capacity.deployment, capacity.allocated.memory
-    rows = [("limit", show_decimal(memory.limit_bytes), show_bytes(memory.limit_bytes), "")]
-    rows.append(("weights", show_decimal(capacity.weights.num_bytes), show_bytes(capacity.weights.num_bytes), ""))
-    rows += [
-        (f"  {share.kind}", show_decimal(share.num_bytes), show_bytes(share.num_bytes), share.format)
-        for share in capacity.weights.shares
-        if share.num_bytes >= 5 * 10**6 or capacity.weights.num_bytes < 10**9
+    of, memory, weights = capacity.deployment, capacity.allocated.memory, capacity.weights
+    least_bytes = weights.num_bytes // 10_000  # norms are not worth a line
+    shares = [share for share in weights.shares if share.num_bytes >= least_bytes]
+    rows = [
+        _spent("limit", memory.limit_bytes),
+        _spent("weights", weights.num_bytes),
+        *(_spent(f"  {share.kind}", share.num_bytes, share.format) for share in shares),
     ]
     if of.copied_bytes:
-        rows.append(
-            ("output projections again", show_decimal(of.copied_bytes), show_bytes(of.copied_bytes), "for SP prefill")
-        )
-    rows.append(("reserve", show_decimal(of.reserve.num_bytes), show_bytes(of.reserve.num_bytes), of.reserve.status))
+        rows.append(_spent("output projections again", of.copied_bytes, "for sequence-parallel prefill"))
+    rows.append(_spent("reserve", of.reserve.num_bytes, of.reserve.status))
     if of.drafter_bytes:
-        rows.append(("  drafter weights", show_decimal(of.drafter_bytes), show_bytes(of.drafter_bytes), "computed"))
-        rest = of.reserve.num_bytes - of.drafter_bytes
-        rows.append(("  activations, graphs, buffers", show_decimal(rest), show_bytes(rest), "what is left of it"))
+        rows.append(_spent("  drafter weights", of.drafter_bytes, "computed"))
+        rest_bytes = of.reserve.num_bytes - of.drafter_bytes
+        rows.append(_spent("  activations, graphs, buffers", rest_bytes, "what is left of it"))
     blocks = f"{memory.num_blocks:,} blocks of {memory.row_bytes:,} bytes, one of them the null block"
-    rows.append(("cache", show_decimal(memory.cache_bytes), show_bytes(memory.cache_bytes), blocks))
+    rows.append(_spent("cache", memory.cache_bytes, blocks))
     return table(("", "decimal", "binary", "note"), rows)
+
+
+def _spent(name: str, num_bytes: int, note: str = "") -> tuple[str, str, str, str]:
+    return name, show_decimal(num_bytes), show_bytes(num_bytes), note
 
 
 def _cache(capacity: Capacity) -> Iterator[str]:
@@ -244,9 +246,9 @@ def _range(finding: Finding, utilization: float) -> str:
 
 def forecasts(rows: Iterable[Forecast]) -> Iterator[str]:
     """M3.1-Flash on every device: predictions."""
-    yield "Predictions: no engine's log has been compared with them. The reserve of 9 GB was fitted on B300 and GB300"
-    yield "in DEP4; everywhere else it is an extrapolation. Weights are divided evenly, as published plans do; Minnow's"
-    yield "own shards, which copy routers, index keys and the vision tower, are beside them."
+    yield f"Predictions: no engine's log has been compared with them. The reserve of {show_decimal(RESERVE_BYTES)} was"
+    yield "fitted on B300 and GB300 in DEP4; everywhere else it is an extrapolation. Weights are divided evenly, as"
+    yield "published plans do; Minnow's own shards, which copy routers, index keys and the vision tower, are beside them."
     yield ""
     lines = [
         (
