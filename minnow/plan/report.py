@@ -248,7 +248,7 @@ def forecasts(rows: Iterable[Forecast]) -> Iterator[str]:
     """M3.1-Flash on every device: predictions."""
     yield f"Predictions: no engine's log has been compared with them. The reserve of {show_decimal(RESERVE_BYTES)} was"
     yield "fitted on B300 and GB300 in DEP4; everywhere else it is an extrapolation. Weights are divided evenly, as"
-    yield "published plans do; Minnow's own shards, which copy routers, index keys and the vision tower, are beside them."
+    yield "published plans do; Minnow's own shards, beside them, copy routers, index keys and the vision tower."
     yield ""
     lines = [
         (
