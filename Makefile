@@ -40,10 +40,11 @@ fix: .venv/installed-all
 	$(BIN)/ruff format .
 	$(BIN)/python -m tools.reference
 
-# Perplexity of the demo, by cache format, against transformers.
+# What the demo's learned parts are worth, each beside its bar; fails on a miss. QUICK=1 takes ten minutes. EVAL_FLAGS
+# are those of tools/eval. By cache format, against transformers: python -m tools.parity.
 eval: .venv/installed-all
 	$(BIN)/minnow pull $(DEMO)
-	$(BIN)/python -m tools.eval
+	$(BIN)/python -m tools.eval $(if $(QUICK),--quick) $(EVAL_FLAGS)
 
 # 32 streams at once for ten minutes, with clients that leave; fails when anything is left.
 soak: .venv/installed-all

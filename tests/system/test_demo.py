@@ -37,7 +37,7 @@ def tokenizer(directory: Path) -> Tokenizer:
 
 
 def test_logits_and_perplexity_are_transformers(directory: Path, tokenizer: Tokenizer) -> None:
-    """The bar is 0.1 % with a BF16 cache; the whole 200 kB are measured by tools/eval.py."""
+    """The bar is 0.1 % with a BF16 cache; the whole 200 kB are measured by tools/parity.py."""
     ids = torch.tensor(tokenizer.encode(perplexity.text(12_000)))
     reference = llama_oracle.make(directory)
     decoder = perplexity.decoder_of(directory, "float32")

@@ -1,7 +1,7 @@
 """perplexity of a model through Minnow's own decoder, by cache format, against transformers
 
-    python -m tools.eval [--model DIR] [--kilobytes 200] [--window 1024] [--caches float32 bfloat16 fp8 nvfp4]
-                         [--activations none int16 int8]
+    python -m tools.parity [--model DIR] [--kilobytes 200] [--window 1024] [--caches float32 bfloat16 fp8 nvfp4]
+                           [--activations none int16 int8]
 
 The text is Python's own topic documentation (pydoc_data.topics), cut into windows that are scored alone.
 """
