@@ -1,9 +1,12 @@
 // a whole step of the decoder in one call: the operations' own inner functions, one after the other, on one team
 #include "../native/export.h"
+#include "../native/heads.h"
 #include "../native/matvec.h"
 #include "../native/step.h"
 
 namespace MINNOW_ISA {
+
+constexpr int64_t kOwnRows = 8;  // of which every thread has a norm of its own: cheaper than a barrier
 
 static void attend(Team& team, const Model& model, const Layer& layer, const Step& step, const float* x, float* h) {
     const Sequences& sequences = step.sequences;
@@ -80,9 +83,11 @@ void decoder_step(Team& team, const Model& model, const Step& step) {
     const int64_t num_tokens = step.sequences.num_tokens, width = model.width;
     const bool is_bf16 = model.is_bf16 != 0;
     const float eps = static_cast<float>(model.eps), offset = static_cast<float>(model.offset);
-    Scratch memory = team.shared();
+    Scratch memory = team.shared(), own = team.scratch();
     float* h = memory.take<float>(num_tokens * width);
-    float* x = memory.take<float>(num_tokens * width);
+    float* x = (num_tokens <= kOwnRows ? own : memory).take<float>(num_tokens * width);
+    Team norms = team;
+    if (num_tokens <= kOwnRows) norms.num_threads = 1;
     embed(team, step.ids, num_tokens, model.embedding, h, is_bf16);
     team.for_each(step.num_embeddings, [&](int64_t i) {
         copy_row(h + step.embedding_rows[i] * width, step.embeddings + i * width, width);
@@ -97,16 +102,18 @@ void decoder_step(Team& team, const Model& model, const Step& step) {
     for (int64_t i = 0; i < model.num_layers; ++i) {
         const Layer& layer = model.layers[i];
         prefetch_first(team, layer.projections[0]);
-        norm(team, h, width, layer.attention_norm, x, num_tokens, width, eps, offset, is_bf16);
+        norm(norms, h, width, layer.attention_norm, x, num_tokens, width, eps, offset, is_bf16);
         attend(team, model, layer, step, x, h);
         if (layer.num_experts == 0) prefetch_first(team, layer.shared.gate);
-        norm(team, h, width, layer.feed_forward_norm, x, num_tokens, width, eps, offset, is_bf16);
+        norm(norms, h, width, layer.feed_forward_norm, x, num_tokens, width, eps, offset, is_bf16);
         feed_forward(team, model, layer, num_tokens, x, h);
         tap(i);
     }
-    team.for_each(step.num_logits, [&](int64_t i) { copy_row(x + i * width, h + step.logits_rows[i] * width, width); });
     prefetch_first(team, model.head);
-    norm(team, x, width, model.norm, step.hidden, step.num_logits, width, eps, offset, is_bf16);
+    team.for_each(step.num_logits, [&](int64_t i) {
+        norm_row(h + step.logits_rows[i] * width, model.norm, step.hidden + i * width, width, eps, offset);
+        if (is_bf16) round_row(step.hidden + i * width, width);
+    });
     linear(team, step.hidden, width, step.num_logits, &model.head, 1, false,
            {step.logits, model.head.num_rows, false, false});
 }

@@ -35,14 +35,6 @@ struct Groups {
 static void group_by_expert(const int64_t* ids, const float* weights, int64_t num_tokens, int64_t num_chosen,
                             int64_t num_experts, const Groups& groups) {
     for (int64_t e = 0; e <= num_experts; ++e) groups.start[e] = 0;
-    if (ids == nullptr) {
-        groups.start[1] = num_tokens;
-        for (int64_t t = 0; t < num_tokens; ++t) {
-            groups.token[t] = t;
-            groups.weight[t] = 1.0f;
-        }
-        return;
-    }
     for (int64_t i = 0; i < num_tokens * num_chosen; ++i) ++groups.start[ids[i] + 1];
     for (int64_t e = 0; e < num_experts; ++e) groups.start[e + 1] += groups.start[e];
     for (int64_t i = 0; i < num_tokens * num_chosen; ++i) {
@@ -57,6 +49,26 @@ static void group_by_expert(const int64_t* ids, const float* weights, int64_t nu
 // Rows of the inner width that one item computes.
 static inline int64_t inner_step(const Expert& expert) {
     return round_up(kItemBytes / (2 * row_bytes(expert.gate) + 1) + 1, kChunk);
+}
+
+// One item of gate and up: inner values [output, output + inner_step) of some rows, which part 0 and 1 want in orders.
+static void inner_part(Team& team, const Expert& expert, int64_t output, const Order* orders,
+                       const float* const (*rows)[kMaxFewRows], int64_t num_rows, const Activation& activation,
+                       bool is_bf16, float* inner, int64_t inner_stride) {
+    const int64_t step = inner_step(expert);
+    const int64_t end = output + step < expert.gate.num_rows ? output + step : expert.gate.num_rows;
+    Scratch memory = team.scratch();
+    float* sums[2] = {memory.take<float>(num_rows * step), memory.take<float>(num_rows * step)};
+    const Weight* parts[2] = {&expert.gate, &expert.up};
+    for (int part = 0; part < 2; ++part) {
+        const Result result = {sums[part] - output, step, false, false};
+        multiply_few(team, *parts[part], orders[part], rows[part], num_rows, output, end, result);
+    }
+    for (int64_t i = 0; i < num_rows; ++i) {
+        float* gate = sums[0] + i * step;
+        activate(gate, sums[1] + i * step, round_up(end - output, kLanes), activation, is_bf16);
+        for (int64_t j = 0; j < end - output; ++j) inner[i * inner_stride + output + j] = gate[j];
+    }
 }
 
 // Experts with few tokens: one pass over gate and up, one over down; items of all experts stand in one queue.
@@ -111,24 +123,13 @@ private:
 
     void gate_and_up_item(Team& team, int64_t e, int64_t output, const Order* orders,
                           const float* const* const* x, float* inner, int64_t inner_stride) const {
-        const Expert& expert = table_[e];
-        const int64_t first = groups_.start[e], count = groups_.start[e + 1] - first, step = inner_step(expert);
-        const int64_t end = output + step < expert.gate.num_rows ? output + step : expert.gate.num_rows;
-        Scratch memory = team.scratch();
-        float* sums[2] = {memory.take<float>(count * step), memory.take<float>(count * step)};
-        const Weight* parts[2] = {&expert.gate, &expert.up};
-        for (int part = 0; part < 2; ++part) {
-            const float* rows[kMaxFewRows];
-            for (int64_t i = 0; i < count; ++i) rows[i] = x[part][groups_.token[first + i]];
-            const Result result = {sums[part] - output, step, false, false};
-            multiply_few(team, *parts[part], orders[part], rows, count, output, end, result);
-        }
+        const int64_t first = groups_.start[e], count = groups_.start[e + 1] - first;
+        const float* rows[2][kMaxFewRows];
         for (int64_t i = 0; i < count; ++i) {
-            float* gate = sums[0] + i * step;
-            activate(gate, sums[1] + i * step, round_up(end - output, kLanes), activation_, is_bf16_);
-            float* place = inner + (first + i) * inner_stride + output;
-            for (int64_t j = 0; j < end - output; ++j) place[j] = gate[j];
+            for (int part = 0; part < 2; ++part) rows[part][i] = x[part][groups_.token[first + i]];
         }
+        inner_part(team, table_[e], output, orders, rows, count, activation_, is_bf16_, inner + first * inner_stride,
+                   inner_stride);
     }
 
     const Expert* table_;
@@ -137,6 +138,28 @@ private:
     const Activation& activation_;
     bool is_bf16_;
 };
+
+// A few tokens through one expert.
+static void apply_to_few(Team& team, const Expert& expert, const float* x, int64_t x_stride, int64_t num_rows,
+                         const Activation& activation, bool is_bf16, const Result& result) {
+    const int64_t width = expert.gate.width, inner_width = expert.gate.num_rows;
+    const int64_t stride = round_up(inner_width, kChunk), inner_items = (inner_width - 1) / inner_step(expert) + 1;
+    const Order orders[2] = {order_for(expert.gate, is_bf16), order_for(expert.up, is_bf16)};
+    Scratch shared = team.shared(), own = team.scratch();
+    float* inner = shared.take<float>(num_rows * stride);
+    const float *rows[2][kMaxFewRows], *inner_rows[kMaxFewRows];
+    for (int part = 0; part < 2; ++part) pack_few(own, orders[part], x, x_stride, num_rows, width, rows[part]);
+    team.for_each(inner_items, [&](int64_t item) {
+        inner_part(team, expert, item * inner_step(expert), orders, rows, num_rows, activation, is_bf16, inner, stride);
+    });
+    const Order order = order_for(expert.down, is_bf16);
+    pack_few(own, order, inner, stride, num_rows, inner_width, inner_rows);
+    const int64_t step = outputs_per_item(expert.down);
+    team.for_each(num_items(expert.down), [&](int64_t item) {
+        const int64_t output = item * step, end = output + step < width ? output + step : width;
+        multiply_few(team, expert.down, order, inner_rows, num_rows, output, end, result);
+    });
+}
 
 #if defined(MINNOW_HAS_AMX)
 static inline bool goes_by_tiles(const Expert& expert) {
@@ -214,10 +237,11 @@ void experts(Team& team, const float* x, int64_t x_stride, int64_t num_tokens, c
              const float* weights, int64_t num_chosen, const Expert* table, int64_t num_experts,
              const Activation& activation, float* y, int64_t y_stride, bool is_added, bool is_bf16) {
     if (num_tokens == 0) return;
-    if (ids == nullptr && num_tokens > few_rows(table[0].gate.format, is_bf16)) {
-        return apply(team, table[0], x, x_stride, num_tokens, activation, is_bf16, {y, y_stride, is_added, is_bf16});
+    if (ids == nullptr) {
+        const bool is_few = num_tokens <= few_rows(table[0].gate.format, is_bf16);
+        const auto apply_to = is_few ? apply_to_few : apply;
+        return apply_to(team, table[0], x, x_stride, num_tokens, activation, is_bf16, {y, y_stride, is_added, is_bf16});
     }
-    if (ids == nullptr) num_chosen = num_experts = 1;
     const int64_t width = table[0].gate.width, inner_width = table[0].gate.num_rows;
     const int64_t num_pairs = num_tokens * num_chosen, inner_stride = round_up(inner_width, kChunk);
     Scratch memory = team.shared();

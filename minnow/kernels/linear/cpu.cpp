@@ -9,11 +9,11 @@
 namespace MINNOW_ISA {
 
 void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                    const Result& result) {
+                    int64_t num_threads, const Result& result) {
     if (has_int4_tiles(w.format)) {
-        multiply_digits<Int4Tile>(w, x, num_rows, output, end, result);
+        multiply_digits<Int4Tile>(w, x, num_rows, output, end, num_threads, result);
     } else {
-        multiply_digits<Int8Tile>(w, x, num_rows, output, end, result);
+        multiply_digits<Int8Tile>(w, x, num_rows, output, end, num_threads, result);
     }
 }
 
@@ -29,9 +29,10 @@ static void multiply_by_all(Team& team, const float* x, int64_t x_stride, int64_
         orders[i] = order_for(weights[i], is_bf16);
         total += num_items(weights[i]);
         const bool is_packed = i > 0 && orders[i] == orders[i - 1];
-        for (int64_t row = 0; row < num_rows; ++row) {  // each thread for itself: cheaper than a barrier
-            float* space = is_packed ? nullptr : memory.take<float>(packed_floats(orders[i], width));
-            rows[i][row] = is_packed ? rows[i - 1][row] : pack_row(orders[i], x + row * x_stride, width, space);
+        if (is_packed) {
+            for (int64_t row = 0; row < num_rows; ++row) rows[i][row] = rows[i - 1][row];
+        } else {
+            pack_few(memory, orders[i], x, x_stride, num_rows, width, rows[i]);
         }
     }
     team.for_each(total, [&](int64_t item) {

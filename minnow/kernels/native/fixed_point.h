@@ -95,14 +95,21 @@ inline Scaled to_whole(const float* x, int32_t* numbers) {
     return {step, static_cast<float>(total) * step};
 }
 
+#if defined(__AVX512BW__)
+// The lowest bytes of 32 numbers in the order of place_of.
+inline __m256i to_places(__m512i first, __m512i second) {
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
+    const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(second), _mm512_cvtepi32_epi8(first));
+    return _mm256_shuffle_epi8(bytes, order);
+}
+#endif
+
 // The lowest bytes of 32 numbers at their places.
 inline void store_bytes(const int32_t* numbers, int8_t* out) {
 #if defined(__AVX512BW__)
-    const __m256i order = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
-    const __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_loadu_si512(numbers + 16)),
-                                           _mm512_cvtepi32_epi8(_mm512_loadu_si512(numbers)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_shuffle_epi8(bytes, order));
+    const __m256i bytes = to_places(_mm512_loadu_si512(numbers), _mm512_loadu_si512(numbers + 16));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
 #else
     for (int i = 0; i < kBlock; ++i) out[place_of(i)] = static_cast<int8_t>(numbers[i]);
 #endif
@@ -112,6 +119,20 @@ template <int kDigits>
 inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
     int32_t numbers[kBlock];
     const Scaled scaled = to_whole<kDigits>(x, numbers);
+#if defined(__AVX512VNNI__)
+    __m512i first = _mm512_loadu_si512(numbers), second = _mm512_loadu_si512(numbers + 16);
+    __m256i sums[4] = {};  // of the bytes of each digit, in eight parts
+    for (int digit = kDigits; digit-- > 0;) {
+        const __m256i bytes = to_places(first, second);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.digits[digit]), bytes);
+        sums[digit] = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+        first = _mm512_srai_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(128)), 8);
+        second = _mm512_srai_epi32(_mm512_add_epi32(second, _mm512_set1_epi32(128)), 8);
+    }
+    const __m256i halves = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]), _mm256_hadd_epi32(sums[2], sums[3]));
+    const __m128i whole = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_mask_storeu_epi32(out.offsets, (1 << kDigits) - 1, _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(whole, 7)));
+#else
     for (int digit = kDigits; digit-- > 0;) {
         store_bytes(numbers, out.digits[digit]);
         int32_t digits = 0;
@@ -122,6 +143,7 @@ inline void pack_block(const float* x, FixedBlock<kDigits>& out) {
         }
         out.offsets[digit] = -128 * digits;
     }
+#endif
     out.step = scaled.step;
     out.sum = scaled.sum;
 }

@@ -161,6 +161,14 @@ inline const float* pack_row(Order order, const float* x, int64_t width, float* 
     return x;
 }
 
+// A few rows in that order, by each thread for itself: cheaper than a barrier.
+inline void pack_few(Scratch& memory, Order order, const float* x, int64_t x_stride, int64_t num_rows, int64_t width,
+                     const float** rows) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        rows[row] = pack_row(order, x + row * x_stride, width, memory.take<float>(packed_floats(order, width)));
+    }
+}
+
 // What whole chunks leave of the width.
 template <class Reader>
 inline float tail(const Reader& reader, const float* x, int64_t width) {
@@ -235,9 +243,9 @@ inline void multiply_groups(Team& team, const Reader& reader, const float* const
     }
 }
 
-inline void put_tiled(Team&, const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
+inline void put_tiled(Team& team, const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
                       const Result& result) {
-    multiply_tiled(w, x, num_rows, output, end, result.from(0, output));
+    multiply_tiled(w, x, num_rows, output, end, team.num_threads, result.from(0, output));
 }
 
 template <class Put>
@@ -246,7 +254,7 @@ inline void put_tiled(Team& team, const Weight& w, const float* const* x, int64_
     const int64_t num_outputs = end - output;
     Scratch memory = team.scratch();
     float* sums = memory.take<float>(num_rows * num_outputs);
-    multiply_tiled(w, x, num_rows, output, end, {sums, num_outputs, false, false});
+    multiply_tiled(w, x, num_rows, output, end, team.num_threads, {sums, num_outputs, false, false});
     for (int64_t row = 0; row < num_rows; ++row) {
         for (int64_t i = 0; i < num_outputs; ++i) put(row, output + i, sums[row * num_outputs + i]);
     }

@@ -96,9 +96,9 @@ struct Result {
     }
 };
 
-// Packed rows of x times outputs [output, end) of a tiled weight, by the calling thread alone; result: from output on.
+// Packed rows of x times outputs [output, end) of a tiled weight, by the calling thread of so many; result: from output on.
 void multiply_tiled(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                    const Result& result);
+                    int64_t num_threads, const Result& result);
 
 // result[t, :] = x[t, :] @ concat(weights)^T. is_bf16: x holds BF16 values.
 void linear(Team& team, const float* x, int64_t x_stride, int64_t num_rows, const Weight* weights, int64_t num_weights,

@@ -20,7 +20,7 @@ constexpr int64_t kPageBytes = int64_t{2} << 20;  // a huge one; the first chunk
 // Waits shorter than a futex's round trip (some 50 us) are spun through; a thread whose partner lost its core sleeps. A
 // team of more threads than CPUs does not spin: it would keep away those that it waits for.
 constexpr int64_t kBarrierSpinNs = 60'000;
-constexpr int64_t kIdleSpinNs = 200'000;
+constexpr int64_t kIdleSpinNs = 500'000;
 constexpr int kPausesPerLook = 32;
 
 struct alignas(64) Word {

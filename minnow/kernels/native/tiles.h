@@ -180,10 +180,10 @@ inline F value_of(const I* sums) {
     return fma(high, broadcast(256.0f), to_floats(sums[kDigits - 1]));
 }
 
-// kRows rows of x times kTiles tiles, which lie tile_bytes apart. has_next: fetch what lies kPrefetchBytes ahead.
+// kRows rows of x times kTiles tiles, which lie tile_bytes apart. ahead: fetch what lies so many bytes further, if any.
 template <class Tile, int kDigits, int kRows, int kTiles>
 inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const FixedBlock<kDigits>* const* x,
-                           int64_t num_blocks, bool has_next, const Result& result) {
+                           int64_t num_blocks, int64_t ahead, const Result& result) {
     F total[kTiles][kRows];
 #pragma GCC unroll 2
     for (int tile = 0; tile < kTiles; ++tile) {
@@ -192,10 +192,10 @@ inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Fixed
     }
     for (int64_t b = 0; b < num_blocks; ++b) {
         const uint8_t* blocks = tiles + b * Tile::kBytes;
-        if (has_next) {
+        if (ahead > 0) {
             for (int tile = 0; tile < kTiles; ++tile) {
-                const uint8_t* ahead = blocks + tile * tile_bytes + kPrefetchBytes;
-                for (int64_t i = 0; i < Tile::kBytes; i += kCacheLine) prefetch(ahead + i);
+                const uint8_t* place = blocks + tile * tile_bytes + ahead;
+                for (int64_t i = 0; i < Tile::kBytes; i += kCacheLine) prefetch(place + i);
             }
         }
         I sums[kTiles][kRows][kDigits];
@@ -253,12 +253,14 @@ inline void multiply_tiles(const uint8_t* tiles, int64_t tile_bytes, const Fixed
     }
 }
 
-// Rows of x in fixed point times outputs [output, end), multiples of sixteen.
+// Rows of x in fixed point times outputs [output, end), multiples of sixteen. The same thread's next outputs most likely
+// lie num_threads times as many further.
 template <class Tile, int kDigits>
 inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                             Result result) {
+                             int64_t num_threads, Result result) {
     constexpr int kRows = rows_at_once<kDigits>();
     const int64_t num_blocks = w.width / kBlock, tile_bytes = num_blocks * Tile::kBytes;
+    const int64_t ahead = num_threads * (end - output) / kLanes * tile_bytes;
     const FixedBlock<kDigits>* const* rows = reinterpret_cast<const FixedBlock<kDigits>* const*>(x);
     while (output < end) {
         const bool is_full = output + kTilesAtOnce * kLanes <= end;
@@ -267,7 +269,7 @@ inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num
             const int64_t left = num_rows - row;
             const auto some = [&](auto count, auto num_tiles) {
                 constexpr int kCount = decltype(count)::kValue, kTiles = decltype(num_tiles)::kValue;
-                multiply_tiles<Tile, kDigits, kCount, kTiles>(tiles, tile_bytes, rows + row, num_blocks, row == 0,
+                multiply_tiles<Tile, kDigits, kCount, kTiles>(tiles, tile_bytes, rows + row, num_blocks, row == 0 ? ahead : 0,
                                                               result.from(row, 0));
                 row += kCount;
             };
@@ -287,11 +289,11 @@ inline void multiply_outputs(const Weight& w, const float* const* x, int64_t num
 
 template <class Tile>
 inline void multiply_digits(const Weight& w, const float* const* x, int64_t num_rows, int64_t output, int64_t end,
-                            const Result& result) {
+                            int64_t num_threads, const Result& result) {
     switch (num_digits(w.format)) {
-        case 1: return multiply_outputs<Tile, 1>(w, x, num_rows, output, end, result);
-        case 2: return multiply_outputs<Tile, 2>(w, x, num_rows, output, end, result);
-        default: return multiply_outputs<Tile, 3>(w, x, num_rows, output, end, result);
+        case 1: return multiply_outputs<Tile, 1>(w, x, num_rows, output, end, num_threads, result);
+        case 2: return multiply_outputs<Tile, 2>(w, x, num_rows, output, end, num_threads, result);
+        default: return multiply_outputs<Tile, 3>(w, x, num_rows, output, end, num_threads, result);
     }
 }
 
@@ -300,6 +302,7 @@ template <class Tile>
 inline void decode_tiled_row(const Weight& w, int64_t index, float* y) {
     const int64_t num_blocks = w.width / kBlock, lane = index % kLanes;
     const uint8_t* block = w.codes + index / kLanes * num_blocks * Tile::kBytes;
+    for (int64_t i = 0; i < num_blocks * Tile::kBytes; i += kCacheLine) prefetch(block + i);  // its bytes are in every line
     for (int64_t b = 0; b < num_blocks; ++b, block += Tile::kBytes, y += kBlock) {
         float scales[kLanes], minimums[kLanes];
         store(scales, Tile::scales(block));
