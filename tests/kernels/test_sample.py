@@ -9,6 +9,10 @@ import pytest
 import torch
 
 from minnow.kernels import native
+from minnow.kernels.probabilities import OP as DISTRIBUTIONS
+from minnow.kernels.probabilities import cpu as distributions
+from minnow.kernels.probabilities import inputs as distribution_inputs
+from minnow.kernels.probabilities import reference as plain_distributions
 from minnow.kernels.sample import NONE_OPEN, NOT_FINITE, OP, cpu, inputs, reference
 
 
@@ -100,3 +104,14 @@ def test_draws_follow_the_distribution(isa: str) -> None:
     share = torch.bincount(seen, minlength=300).double() / num
     assert torch.allclose(share[kept], p[kept] / p[kept].sum(), atol=1e-4)
     assert float(share[kept].sum()) == 1.0
+
+
+@pytest.mark.parametrize("case", DISTRIBUTIONS.cases, ids=str)
+def test_every_instruction_set_has_the_distributions_of_the_reference(isa: str, case: dict[str, Any]) -> None:
+    arguments = distribution_inputs.make(torch.device("cpu"), **case)
+    whole = arguments | {"top_k": arguments["top_k"] * 0, "top_p": torch.ones_like(arguments["top_p"])}
+    for given in (arguments, whole):  # nothing is ranked for the latter
+        found = distributions.probabilities(**given)
+        torch.testing.assert_close(
+            found, plain_distributions.probabilities(**given), rtol=1e-6, atol=1e-9, equal_nan=True
+        )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minnow.kernels import registry
-from minnow.kernels.verify import NONE_OPEN, NOT_FINITE
+from minnow.kernels.verify import NONE_OPEN, NOT_FINITE, cpu, reference
 
 Prefix = tuple[int, ...]
 Model = Callable[[Prefix], Tensor]
@@ -275,3 +275,23 @@ def test_rows_that_are_no_distributions(rule: str, backend: str) -> None:
         broken[row, 2], closed[row] = float("nan"), 0.0
         assert run(broken, q, (1, 2), [0.5, 0.5, 0.5], rule, backend) == (0, NOT_FINITE)
         assert run(closed, q, (1, 2), [0.5, 0.5, 0.5], rule, backend) == (0, NONE_OPEN)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+def test_every_instruction_set_draws_from_many_ids_as_the_reference(isa: str, num_drafts: int) -> None:
+    """Of more ids than are passed over at once, most of which have no mass."""
+    generator = torch.Generator().manual_seed(num_drafts)
+    num_sequences, num_ids = 60, 3001
+    starts = torch.arange(num_sequences + 1) * (num_drafts + 1)
+    p, q = (
+        (torch.randn(num_sequences * rows, num_ids, generator=generator) * 3).softmax(-1)
+        * (torch.rand(num_sequences * rows, num_ids, generator=generator) < 0.1)
+        for rows in (num_drafts + 1, num_drafts)
+    )
+    drafts = torch.randint(0, num_ids, (num_sequences * num_drafts,), generator=generator)
+    uniform = torch.rand(len(p), generator=generator, dtype=torch.float64)
+    uniform[::5], uniform[1::5] = 0.0, 1.0 - 2.0**-53
+    for rule in RULES:
+        found = cpu.verify(p, q if num_drafts else None, drafts, starts, uniform, rule)
+        wanted = reference.verify(p, q if num_drafts else None, drafts, starts, uniform, rule)
+        assert [part.tolist() for part in found] == [part.tolist() for part in wanted]

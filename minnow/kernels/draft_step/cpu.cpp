@@ -32,7 +32,7 @@ struct Round {
     const double* uniform;   // [P S]
     int64_t* ids;            // [P S], the target's
     float* q;                // [P S W]; null where nothing is drawn
-    float* confidence;       // [P S], logits; untouched where there is no head
+    float* confidence;       // [P S], logits of the head; null where it is not asked
 };
 
 void remember(Team& team, const Drafter& drafter, const Context& context) {
@@ -89,19 +89,20 @@ void draft(Team& team, const Drafter& drafter, const Round& round) {
     for (int64_t k = 0, num = S; k < round.counts[0]; ++k) {
         while (round.counts[num - 1] <= k) --num;
         embed(team, before, num, drafter.before, tokens, false);
-        if (drafter.confidence.codes != nullptr) judge(team, drafter, round, k, num, tokens, judged);
+        if (round.confidence != nullptr) judge(team, drafter, round, k, num, tokens, judged);
         linear(team, tokens, rank, num, &drafter.after, 1, false, {logits, W, false, false});
         team.for_each(num, [&](int64_t s) {
             const float* base = round.step.logits + (round.step.sequences.query_start[s] + k) * W;
             for (int64_t v = 0; v < W; ++v) logits[s * W + v] += base[v];
         });
-        for_rows(team, logits, round.settings, num, W, [&](int64_t s, const Row& row, Candidate* candidates) {
+        for_rows(team, logits, round.settings, num, W, false, [&](int64_t s, const Row& row, Candidate* candidates) {
             const int64_t place = k * S + s;
             int64_t id = 0;
             if (row.temperature > 0.0f) {
                 float* q = round.q + place * W;
                 distribute(row, candidates, q);
-                id = draw_from(W, round.uniform[place], [&](int64_t v) { return static_cast<double>(q[v]); });
+                const auto mass_of = [&](int64_t v) { return static_cast<double>(q[v]); };
+                id = draw_from(W, round.uniform[place] * sum_of(W, mass_of), mass_of);
             } else if (row.is_plain()) {
                 id = likeliest(row);
             }

@@ -13,6 +13,7 @@ constexpr int64_t kSegments = 8;  // of a row, shared out among threads; sums do
 constexpr int64_t kBuckets = 1024;  // the likeliest first
 constexpr int64_t kSpread = 8;  // more buckets, in turn, for what min_p drops or has no mass: often most of a row
 constexpr float kReach = 64.0f;  // nats that the buckets cover; what is less likely shares the last one
+constexpr int64_t kParts = 8;  // of a sum, which are added in one order
 constexpr int64_t kStep = 512;  // tokens at a time, a multiple of 16
 
 struct Scan {
@@ -43,6 +44,8 @@ struct Row {
     inline int64_t start(int64_t s) const {
         return s * step_tokens < num_tokens ? s * step_tokens : num_tokens;
     }
+    // Whether top-k and top-p leave all tokens, so that none has to be ranked to know the distribution.
+    inline bool is_whole() const { return (top_k <= 0 || top_k >= num_tokens) && top_p >= 1.0; }
     inline bool is_plain() const { return scan.check == 0.0f && scan.largest > -INFINITY; }
 };
 
@@ -104,6 +107,20 @@ inline double exp_of(double x) {
     return x < -708.0 ? 0.0 : p * power;
 }
 
+// The sum of value(v) for v in [0, count).
+template <class Value>
+inline double sum_of(int64_t count, Value&& value) {
+    double parts[kParts] = {};
+    int64_t v = 0;
+    for (; v + kParts <= count; v += kParts) {
+        for (int64_t j = 0; j < kParts; ++j) parts[j] += value(v + j);
+    }
+    for (; v < count; ++v) parts[0] += value(v);
+    double total = 0.0;
+    for (int64_t j = 0; j < kParts; ++j) total += parts[j];
+    return total;
+}
+
 // exp of (logit - largest) / temperature: probability over that of the likeliest.
 inline void weigh(const Row& row, const float* logits, int64_t count, double* weights) {
     const float largest = row.scan.largest;
@@ -140,6 +157,19 @@ inline void fill_segment(const Row& row, int64_t s) {
             ++segment.count[buckets[i]];
         }
     }
+}
+
+// The mass of a segment alone.
+inline void weigh_segment(const Row& row, int64_t s) {
+    const double least = row.min_p > 1e-300 ? row.min_p : 1e-300;
+    double mass = 0.0;
+    for (int64_t start = row.start(s); start < row.start(s + 1); start += kStep) {
+        const int64_t count = smaller(row.start(s + 1) - start, kStep);
+        double weights[kStep];
+        weigh(row, row.logits + start, count, weights);
+        mass += sum_of(count, [&](int64_t i) { return weights[i] < least ? 0.0 : weights[i]; });
+    }
+    row.segments[s].mass[0] = mass;
 }
 
 // By key, equal ones in the order they have; spare is as large.
@@ -274,6 +304,21 @@ inline void fill(float* p, int64_t count, float value) {
     for (int64_t i = 0; i < count; ++i) p[i] = value;
 }
 
+// That of a row whose tokens need no rank.
+inline void distribute_whole(const Row& row, float* p) {
+    double mass = 0.0;
+    for (int64_t s = 0; s < kSegments; ++s) mass += row.segments[s].mass[0];
+    const double inverse = 1.0 / mass;
+    for (int64_t start = 0; start < row.num_tokens; start += kStep) {
+        const int64_t count = smaller(row.num_tokens - start, kStep);
+        double weights[kStep];
+        weigh(row, row.logits + start, count, weights);
+        for (int64_t i = 0; i < count; ++i) {
+            p[start + i] = static_cast<float>(weights[i] >= row.min_p ? weights[i] * inverse : 0.0);
+        }
+    }
+}
+
 // The distribution that a row is drawn from; see probabilities/reference.py.
 inline void distribute(const Row& row, Candidate* memory, float* p) {
     const bool is_finite = row.scan.check == 0.0f;
@@ -282,6 +327,7 @@ inline void distribute(const Row& row, Candidate* memory, float* p) {
         if (row.is_plain()) p[likeliest(row)] = 1.0f;
         return;
     }
+    if (row.is_whole()) return distribute_whole(row, p);
     Ranking ranking(row, memory);
     const Kept kept = keep(row, ranking);
     const int64_t last = ranking.take(INFINITY, false, kept.limit).id;
@@ -298,18 +344,25 @@ inline void distribute(const Row& row, Candidate* memory, float* p) {
     }
 }
 
-// A token, by inverting the cumulative sums of value; the last one that has any if rounding leads past it.
+// A token, by inverting the cumulative sums of value at a goal below their total. Steps that end before it are passed
+// over whole. The last token that has any if rounding leads past it.
 template <class Value>
-inline int64_t draw_from(int64_t count, double uniform, Value&& value) {
-    double total = 0.0, at = 0.0;
-    for (int64_t v = 0; v < count; ++v) total += value(v);
-    int64_t last = 0;
-    for (int64_t v = 0; v < count; ++v) {
-        const double mass = value(v);
-        if (mass <= 0.0) continue;
-        last = v;
-        if ((at += mass) > uniform * total) return v;
+inline int64_t draw_from(int64_t count, double goal, Value&& value) {
+    double at = 0.0;
+    for (int64_t start = 0; start < count; start += kStep) {
+        const int64_t length = smaller(count - start, kStep);
+        const double mass = sum_of(length, [&](int64_t i) { return value(start + i); });
+        if (at + mass <= goal) {
+            at += mass;
+            continue;
+        }
+        for (int64_t v = start; v < start + length; ++v) {
+            const double own = value(v);
+            if (own > 0.0 && (at += own) > goal) return v;
+        }
     }
+    int64_t last = count - 1;
+    while (last > 0 && !(value(last) > 0.0)) --last;
     return last;
 }
 
@@ -332,10 +385,10 @@ struct Settings {
 };
 
 // use(number, row, candidates) for rows of logits that are ready to be ranked. As many at once as there are threads, so
-// that one row alone is shared out too and memory stays small.
+// that one row alone is shared out too and memory stays small. is_ranked: also where no token needs it.
 template <class Use>
 inline void for_rows(Team& team, const float* logits, const Settings& settings, int64_t num_rows, int64_t num_tokens,
-                     Use&& use) {
+                     bool is_ranked, Use&& use) {
     Scratch memory = team.scratch(), common = team.shared();
     const int64_t step = round_up(num_tokens, kSegments * kLanes) / kSegments, num_together = team.num_threads;
     Row* rows = memory.take<Row>(num_together);  // every thread has the same
@@ -359,7 +412,12 @@ inline void for_rows(Team& team, const float* logits, const Settings& settings, 
         for (int64_t r = 0; r < count; ++r) merge_scans(rows[r]);
         team.for_each(count * kSegments, [&](int64_t item) {
             const Row& row = rows[item / kSegments];
-            if (row.temperature > 0.0f && row.is_plain()) fill_segment(row, item % kSegments);
+            if (row.temperature <= 0.0f || !row.is_plain()) return;
+            if (is_ranked || !row.is_whole()) {
+                fill_segment(row, item % kSegments);
+            } else {
+                weigh_segment(row, item % kSegments);
+            }
         });
         team.for_each(count, [&](int64_t r) { use(first + r, rows[r], candidates); });
     }
@@ -369,7 +427,7 @@ inline void for_rows(Team& team, const float* logits, const Settings& settings, 
 inline bool is_much(const float* temperature, int64_t num_rows, int64_t num_tokens) {
     int64_t cost = 0;
     for (int64_t row = 0; row < num_rows; ++row) cost += temperature[row] > 0.0f ? 10 * num_tokens : num_tokens;
-    return cost > 400'000;
+    return cost > 80'000;
 }
 
 }  // namespace MINNOW_ISA

@@ -11,7 +11,7 @@ MINNOW_EXPORT(probabilities)
                                static_cast<const float*>(top_p), static_cast<const float*>(min_p), nullptr};
     float* out = static_cast<float*>(p);
     run(is_much(settings.temperature, num_rows, num_tokens), [&](Team& team) {
-        for_rows(team, static_cast<const float*>(logits), settings, num_rows, num_tokens,
+        for_rows(team, static_cast<const float*>(logits), settings, num_rows, num_tokens, false,
                  [&](int64_t r, const Row& row, Candidate* memory) { distribute(row, memory, out + r * num_tokens); });
     });
 }

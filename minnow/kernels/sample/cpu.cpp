@@ -27,7 +27,7 @@ MINNOW_EXPORT(sample)
                                static_cast<const double*>(uniform)};
     int64_t* out = static_cast<int64_t*>(ids);
     run(is_much(settings.temperature, num_rows, num_tokens), [&](Team& team) {
-        for_rows(team, static_cast<const float*>(logits), settings, num_rows, num_tokens,
+        for_rows(team, static_cast<const float*>(logits), settings, num_rows, num_tokens, true,
                  [&](int64_t r, const Row& row, Candidate* memory) { out[r] = draw(row, memory); });
     });
 }

@@ -8,7 +8,6 @@ namespace MINNOW_ISA {
 namespace {
 
 constexpr int64_t kNotFinite = -1, kNoneOpen = -2;  // as in __init__.py
-constexpr int64_t kParts = 8;                       // of a sum, which are added in one order
 
 struct Call {
     const float* p;
@@ -29,20 +28,6 @@ struct Call {
         return q == nullptr ? 1.0 : static_cast<double>(draft_row(s, i)[draft(s, i)]);
     }
 };
-
-// The sum of value(v) for v in [0, count).
-template <class Value>
-inline double sum_of(int64_t count, Value&& value) {
-    double parts[kParts] = {};
-    int64_t v = 0;
-    for (; v + kParts <= count; v += kParts) {
-        for (int64_t j = 0; j < kParts; ++j) parts[j] += value(v + j);
-    }
-    for (; v < count; ++v) parts[0] += value(v);
-    double total = 0.0;
-    for (int64_t j = 0; j < kParts; ++j) total += parts[j];
-    return total;
-}
 
 // What a token has beyond the draft's distribution: factor * p - q, or nothing. only: the one token that q has, or -1.
 struct Rest {
@@ -129,8 +114,8 @@ static void verify(Team& team, const Call& call, int64_t* num_accepted, int64_t*
         const double uniform = call.uniform[first + n];
         num_accepted[s] = kept;
         ids[s] = kept < n && masses[first + kept] > 0.0
-                     ? draw_from(V, uniform, rest_of(s, kept))
-                     : draw_from(V, uniform, [&](int64_t v) { return static_cast<double>(p[v]); });
+                     ? draw_from(V, uniform * masses[first + kept], rest_of(s, kept))
+                     : draw_from(V, uniform * totals[first + kept], [&](int64_t v) { return static_cast<double>(p[v]); });
     });
 }
 
