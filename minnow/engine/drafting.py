@@ -32,7 +32,7 @@ class PlainDrafts:
         found = torch.zeros(draws.uniform.shape, dtype=torch.int64)
         is_drawn = bool((draws.settings[0] > 0).any())
         q = base.new_zeros(*found.shape, base.shape[1]) if is_drawn else None
-        head = self._drafter.confidence
+        head = self._drafter.confidence if draws.is_judged else None
         confidence = None if head is None else base.new_zeros(found.shape)
         before, state = draws.anchors.long(), None
         for k in range(len(found)):

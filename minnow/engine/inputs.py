@@ -3,7 +3,7 @@
 import torch
 
 from minnow.core.step import RowStep, StepPlan
-from minnow.engine.rows import RowTable
+from minnow.engine.rows import RowTable, send
 from minnow.kernels.registry import Kernels
 from minnow.model.step import StepInputs
 
@@ -36,14 +36,14 @@ def build(
     device = table.block_table.device
     max_blocks = max(-(-(step.start + step.num_tokens) // block_size) for step in plan.rows)
 
-    def send(values: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def whole(values: list[int]) -> torch.Tensor:
+        return send(values, torch.int32, device)
 
     filled, positions, slots, block_table = kernels.step_inputs(
-        send(ids),
-        send([step.row for step in plan.rows]),
-        send([step.start for step in plan.rows]),
-        starts := send(query_start),
+        whole(ids),
+        whole([step.row for step in plan.rows]),
+        whole([step.start for step in plan.rows]),
+        starts := whole(query_start),
         table.last_token,
         table.block_table[:, :max_blocks],
         block_size,
@@ -56,10 +56,10 @@ def build(
         slots=slots,
         query_start=starts,
         block_table=block_table,
-        logits_rows=send(drawing + scoring, torch.int64),
-        prompt_end=send(prompt_end) if device.type == "cpu" else None,  # kernels for a GPU have one way
+        logits_rows=send(drawing + scoring, torch.int64, device),
+        prompt_end=whole(prompt_end) if device.type == "cpu" else None,  # kernels for a GPU have one way
         tap_layers=tap_layers,
-        adapter_slots=send(slots_row) if any(slots_row) else None,
+        adapter_slots=whole(slots_row) if any(slots_row) else None,
     )
 
 

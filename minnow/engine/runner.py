@@ -90,10 +90,10 @@ class Runner:
                 drafted.append((step, row))
             else:
                 plain.append((step.row, row))
-        drawn = sampler.sample(self._kernels, logits[_run(places[0])], plain) if plain else []
+        drawn = sampler.sample(self._kernels, _rows_of(logits, places[0]), plain) if plain else []
         if drafted:
             assert self._speculator is not None, "drafts without a drafter"
-            drawn += self._speculator.verify(logits[_run(places[1])], drafted)
+            drawn += self._speculator.verify(_rows_of(logits, places[1]), drafted)
         scoring = [(step, row) for step, row in own if step.num_prompt_logprobs]
         scored = sampler.score_prompts(logits[first:], scoring) if scoring else []
         by_row = {result.row: result for result in drawn}
@@ -106,7 +106,9 @@ class Runner:
         return tuple(by_row.get(step.row, RowResult(row=step.row)) for step in plan.rows)
 
 
-def _run(places: list[int]) -> slice | list[int]:
-    """The same places as a slice where they lie side by side: a view, no copy."""
+def _rows_of(logits: Tensor, places: list[int]) -> Tensor:
+    """Some rows; those that lie side by side are a view, no copy."""
+    if len(places) == len(logits):
+        return logits
     is_run = places[-1] - places[0] == len(places) - 1
-    return slice(places[0], places[-1] + 1) if is_run else places
+    return logits[places[0] : places[-1] + 1] if is_run else logits[places]

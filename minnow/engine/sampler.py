@@ -8,7 +8,7 @@ from torch import Tensor
 
 from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, RowStep, TokenLogprobs
-from minnow.engine.rows import Row
+from minnow.engine.rows import Row, send
 from minnow.kernels.registry import Kernels
 from minnow.kernels.sample import NONE_OPEN
 
@@ -52,21 +52,19 @@ def sample(kernels: Kernels, logits: Tensor, rows: Sequence[tuple[int, Row]]) ->
     ids = kernels.sample(
         drawable.logits,
         *settings([row.sampling for _, row in rows], logits.device),
-        torch.tensor(numbers, dtype=torch.float64, device=logits.device),
+        send(numbers, torch.float64, logits.device),
     ).tolist()
     results = []
     for s, (number, row) in enumerate(rows):
         error = drawable.error(s, ids[s])
-        results.append(
-            RowResult(row=number, error=error) if error else answer(number, row, logits[s : s + 1], [ids[s]])
-        )
+        results.append(RowResult(row=number, error=error) if error else answer(number, row, logits, [ids[s]], first=s))
     return results
 
 
-def answer(number: int, row: Row, logits: Tensor, ids: list[int]) -> RowResult:
-    """The result of a row that drew tokens; logits are f32 [tokens V], as the model gave them."""
+def answer(number: int, row: Row, logits: Tensor, ids: list[int], *, first: int) -> RowResult:
+    """The result of a row that drew tokens; logits f32 [.. V] are the model's, row `first` that of the first token."""
     wanted = row.sampling.logprobs
-    logprobs = () if wanted is None else tuple(_logprobs(logits, ids, wanted))
+    logprobs = () if wanted is None else tuple(_logprobs(logits[first : first + len(ids)], ids, wanted))
     return RowResult(row=number, token_ids=tuple(ids), logprobs=logprobs)
 
 
@@ -74,15 +72,11 @@ def settings(
     params: Sequence[SamplingParams], device: torch.device, most: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Temperature f32, top-k i64, top-p f32, min-p f32, as the operations want them; top-k is `most` at most."""
-
-    def send(values: list[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
     return (
-        send([p.temperature for p in params], torch.float32),
-        send([p.top_k if most is None else min(p.top_k, most) for p in params], torch.int64),
-        send([p.top_p for p in params], torch.float32),
-        send([p.min_p for p in params], torch.float32),
+        send([p.temperature for p in params], torch.float32, device),
+        send([p.top_k if most is None else min(p.top_k, most) for p in params], torch.int64, device),
+        send([p.top_p for p in params], torch.float32, device),
+        send([p.min_p for p in params], torch.float32, device),
     )
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from minnow.config.speculative import SpeculativeConfig
+from minnow.core.request import SamplingParams
 from minnow.core.step import RowResult, RowStep, StepPlan
 from minnow.engine import sampler
-from minnow.engine.rows import Drafts, Row, RowTable
+from minnow.engine.rows import Drafts, Row, RowTable, send
 from minnow.engine.sampler import random_uniform
 from minnow.model.dspark import Block, Drafter, DraftFunction, Drawn, Draws
 from minnow.model.step import StepInputs
@@ -17,6 +18,9 @@ from minnow.model.step import StepInputs
 # Uses of random numbers beside the sampler's own. A round has numbers of its own: it is known by its sequence's length,
 # which grows with every round. With the last round's numbers a draft would know what was refused.
 _PROPOSAL, _ACCEPTANCE, _NUM_USES = 1, 2, 4
+_GREEDY = SamplingParams(temperature=0.0)
+_CPU = torch.device("cpu")
+_Settings = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def _uniform(row: Row, use: int, place: int) -> float:
@@ -38,6 +42,8 @@ class Speculator:
         self._kernels = drafter.kernels
         self._target_ids = drafter.vocabulary.target_ids
         self._block_size = block_size
+        self._spread = torch.empty(0)
+        self._greedy_settings: dict[int, tuple[_Settings, Tensor]] = {}
         self.tap_layers = drafter.config.target_layer_ids
 
     # -- verify -------------------------------------------------------------------------------------------------
@@ -62,8 +68,9 @@ class Speculator:
         for judge in (self._judge_greedy, self._judge_sampled, self._judge_synthetic):
             chosen = [s for s, (_, row) in enumerate(steps) if self._judge_of(row) == judge]
             if chosen:
-                parts = [drawable.logits[starts[s] : starts[s + 1]] for s in chosen]
-                own_logits = drawable.logits if len(chosen) == len(steps) else torch.cat(parts)
+                own_logits = drawable.logits
+                if len(chosen) < len(steps):
+                    own_logits = torch.cat([drawable.logits[starts[s] : starts[s + 1]] for s in chosen])
                 rows = [steps[s][1] for s in chosen]
                 judged |= zip(chosen, judge(own_logits, rows, [drafts[s] for s in chosen]), strict=True)
         results = []
@@ -75,7 +82,7 @@ class Speculator:
                 results.append(RowResult(row=step.row, error=error))
                 continue
             ids = [*drafts[s][:num_accepted], last]
-            results.append(sampler.answer(step.row, row, logits[starts[s] : starts[s] + len(ids)], ids))
+            results.append(sampler.answer(step.row, row, logits, ids, first=starts[s]))
         return results
 
     def _judge_of(self, row: Row) -> Callable[[Tensor, list[Row], list[list[int]]], list[tuple[int, int]]]:
@@ -85,11 +92,8 @@ class Speculator:
 
     def _judge_greedy(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
         """A draft is kept where it is the likeliest token; the first other one is replaced by that."""
-        params = [
-            replace(row.sampling, temperature=0.0) for row, own in zip(rows, drafts, strict=True) for _ in (*own, 0)
-        ]
-        numbers = torch.zeros(len(params), dtype=torch.float64, device=logits.device)
-        best = self._kernels.sample(logits, *sampler.settings(params, logits.device), numbers).tolist()
+        settings, numbers = self._greedy(len(logits), logits.device)
+        best = self._kernels.sample(logits, *settings, numbers).tolist()
         judged, first = [], 0
         for own in drafts:
             found = best[first : first + len(own) + 1]
@@ -98,6 +102,14 @@ class Speculator:
             first += len(own) + 1
         return judged
 
+    def _greedy(self, num_rows: int, device: torch.device) -> tuple[_Settings, Tensor]:
+        """Settings of rows that take the likeliest token, and numbers that nothing is drawn with; made once."""
+        if num_rows not in self._greedy_settings:
+            params = [_GREEDY] * num_rows
+            numbers = torch.zeros(num_rows, dtype=torch.float64, device=device)
+            self._greedy_settings[num_rows] = (sampler.settings(params, device), numbers)
+        return self._greedy_settings[num_rows]
+
     def _judge_sampled(self, logits: Tensor, rows: list[Row], drafts: list[list[int]]) -> list[tuple[int, int]]:
         device = logits.device
         params = [row.sampling for row, own in zip(rows, drafts, strict=True) for _ in (*own, 0)]
@@ -105,13 +117,15 @@ class Speculator:
         numbers = [
             _uniform(row, _ACCEPTANCE, i) for row, own in zip(rows, drafts, strict=True) for i in range(len(own) + 1)
         ]
-        starts = torch.tensor([0, *(len(own) + 1 for own in drafts)], device=device).cumsum(0)
+        starts = [0]
+        for own in drafts:
+            starts.append(starts[-1] + len(own) + 1)
         num_accepted, last = self._kernels.verify(
             p,
             self._proposals(rows, drafts, p.shape[1]),
-            torch.tensor([token for own in drafts for token in own], dtype=torch.int64, device=device),
-            starts,
-            torch.tensor(numbers, dtype=torch.float64, device=device),
+            send([token for own in drafts for token in own], torch.int64, device),
+            send(starts, torch.int64, device),
+            send(numbers, torch.float64, device),
             self._config.rejection_sample_method,
         )
         return list(zip(num_accepted.tolist(), last.tolist(), strict=True))
@@ -127,9 +141,7 @@ class Speculator:
         last = self._kernels.sample(
             logits[[start + num for start, num in zip(starts, kept, strict=True)]],
             *sampler.settings([row.sampling for row in rows], logits.device),
-            torch.tensor(
-                [_uniform(row, _ACCEPTANCE, len(own)) for row, own in zip(rows, drafts, strict=True)]
-            ).double(),
+            send([_uniform(row, _ACCEPTANCE, len(own)) for row, own in zip(rows, drafts, strict=True)], torch.float64),
         )
         return list(zip(kept, last.tolist(), strict=True))
 
@@ -142,9 +154,13 @@ class Speculator:
         ]
         if not own:
             return None
-        q = torch.cat(own)
+        q = own[0] if len(own) == 1 else torch.cat(own)
         ids = self._target_ids
-        return q if ids is None else q.new_zeros(len(q), num_tokens).index_copy_(1, ids, q)
+        if ids is None:
+            return q
+        if len(q) > len(self._spread):
+            self._spread = q.new_zeros(len(q), num_tokens)  # what no draft can be stays zero
+        return self._spread[: len(q)].index_copy_(1, ids, q)
 
     # -- draft --------------------------------------------------------------------------------------------------
 
@@ -168,7 +184,7 @@ class Speculator:
             has_ended = not result.token_ids or not set(row.stop_token_ids).isdisjoint(result.token_ids)
             if step.num_lookahead_slots and not has_ended:
                 wanting.append((step.row, row, step.num_lookahead_slots))
-        made = self._draft(wanting, table) if wanting else {}
+        made = self._draft(wanting) if wanting else {}
         return tuple(
             replace(r, num_drafts=made[r.row][0], confidences=made[r.row][1]) if r.row in made else r for r in results
         )
@@ -177,31 +193,43 @@ class Speculator:
         self, plan: StepPlan, inputs: StepInputs, taps: Sequence[Tensor], results: Sequence[RowResult]
     ) -> None:
         """Write the context's keys and values; a refused draft leaves none."""
-        slots, first = inputs.slots, 0
+        slots = inputs.slots
         if any(step.num_drafts for step in plan.rows):
-            slots = slots.clone()
-        for step, result in zip(plan.rows, results, strict=True):
-            if step.num_drafts:
-                slots[first + len(result.token_ids) : first + step.num_tokens] = -1
-            first += step.num_tokens
+            kept, first = slots.tolist(), 0
+            for step, result in zip(plan.rows, results, strict=True):
+                if step.num_drafts:
+                    num_refused = step.num_tokens - len(result.token_ids)
+                    kept[first + len(result.token_ids) : first + step.num_tokens] = [-1] * num_refused
+                first += step.num_tokens
+            slots = send(kept, torch.int64, slots.device)
         self._network.remember(taps, inputs.positions, slots)
 
-    def _draft(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> dict[int, tuple[int, tuple[float, ...]]]:
+    def _draft(self, wanting: list[tuple[int, Row, int]]) -> dict[int, tuple[int, tuple[float, ...]]]:
         """Draft for some rows; of each, how many drafts it got and how likely each is kept."""
         wanting.sort(key=lambda entry: -entry[2])  # those that draft longest come first, so that the others drop off
         rows, counts = [row for _, row, _ in wanting], [count for _, _, count in wanting]
-        numbers = [[_uniform(row, _PROPOSAL, k) for row in rows] for k in range(counts[0])]
-        params = [row.sampling if self._is_drawn(row) else replace(row.sampling, temperature=0.0) for row in rows]
+        is_drawn = [self._is_drawn(row) for row in rows]
+        numbers = [
+            _uniform(row, _PROPOSAL, k) if drawn else 0.0
+            for k in range(counts[0])
+            for row, drawn in zip(rows, is_drawn, strict=True)
+        ]
+        settings, _ = self._greedy(len(rows), _CPU)
+        if any(is_drawn):
+            params = [row.sampling if drawn else _GREEDY for row, drawn in zip(rows, is_drawn, strict=True)]
+            settings = sampler.settings(params, _CPU, self._drafter.draft_vocab_size)
         draws = Draws(
-            counts=torch.tensor(counts),
-            anchors=torch.tensor([row.token_ids[-1] for row in rows], dtype=torch.int32),
-            settings=sampler.settings(params, torch.device("cpu"), self._drafter.draft_vocab_size),
-            uniform=torch.tensor(numbers, dtype=torch.float64),
+            counts=send(counts, torch.int64),
+            anchors=send([row.token_ids[-1] for row in rows], torch.int32),
+            settings=settings,
+            uniform=send(numbers, torch.float64).view(counts[0], len(rows)),
+            is_judged=self._config.enable_adaptive_verification,
         )
-        drawn = self._network.draft(self._block(wanting, table), draws)
+        drawn = self._network.draft(self._block(wanting), draws)
+        ids = drawn.ids.tolist()
         for s, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            q = drawn.q[:count, s] if drawn.q is not None and self._is_drawn(row) else None
-            row.drafts = Drafts(drawn.ids[:count, s].tolist(), q)
+            q = drawn.q[:count, s] if drawn.q is not None and is_drawn[s] else None
+            row.drafts = Drafts([ids[k][s] for k in range(count)], q)
         likely = self._confidences(drawn)
         return {
             number: (count, tuple(likely[s][:count]) if likely else ()) for s, (number, _, count) in enumerate(wanting)
@@ -209,7 +237,7 @@ class Speculator:
 
     def _confidences(self, drawn: Drawn) -> list[list[float]]:
         """By sequence, how likely each draft is kept if those before it are; empty where nobody asks."""
-        if drawn.confidence is None or not self._config.enable_adaptive_verification:
+        if drawn.confidence is None:
             return []
         warmth = torch.tensor(self._drafter.confidence_temperatures or [1.0] * self._drafter.block_size)
         likely: list[list[float]] = torch.sigmoid(drawn.confidence / warmth[: len(drawn.confidence), None]).T.tolist()
@@ -219,17 +247,20 @@ class Speculator:
         """Whether a row's drafts are drawn, and not the likeliest."""
         return self._config.draft_sample_method == "probabilistic" and row.sampling.temperature > 0
 
-    def _block(self, wanting: list[tuple[int, Row, int]], table: RowTable) -> Block:
+    def _block(self, wanting: list[tuple[int, Row, int]]) -> Block:
         """The blocks of a round; put together as plain numbers, which takes less time than many small tensors do."""
         config, size = self._drafter, self._block_size
         longest = max(len(row.token_ids) - 1 + count for _, row, count in wanting)
-        tables = table.block_table[[number for number, _, _ in wanting], : -(-longest // size)]
+        num_blocks = -(-longest // size)
+        tables: list[int] = []
         ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         query_start = [0]
         last_keys: list[int] = []
-        for (_, row, count), blocks in zip(wanting, tables.tolist(), strict=True):
+        for _, row, count in wanting:
+            blocks = row.block_ids[:num_blocks]
+            tables += blocks + [0] * (num_blocks - len(blocks))
             places = range(len(row.token_ids) - 1, len(row.token_ids) - 1 + count)
             ids += [row.token_ids[-1], *[config.mask_token_id] * (count - 1)]
             positions += places
@@ -237,18 +268,14 @@ class Speculator:
             query_start.append(len(ids))
             last_keys += [places[-1]] * count
         window = config.window or longest
-
-        def send(values: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-            return torch.tensor(values, dtype=dtype)
-
         return Block(
-            ids=send(ids),
-            positions=send(positions),
+            ids=send(ids, torch.int32),
+            positions=send(positions, torch.int32),
             slots=send(slots, torch.int64),
-            query_start=send(query_start),
-            block_table=tables,
-            last_keys=send(last_keys),
-            first_keys=send([max(place - window + 1, 0) for place in positions]),
+            query_start=send(query_start, torch.int32),
+            block_table=send(tables, torch.int32).view(len(wanting), num_blocks),
+            last_keys=send(last_keys, torch.int32),
+            first_keys=send([max(place - window + 1, 0) for place in positions], torch.int32),
         )
 
 

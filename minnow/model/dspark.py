@@ -48,12 +48,14 @@ class Draws:
         anchors: i32 [S], the tokens that the first drafts follow.
         settings: temperature f32, top_k i64, top_p f32 and min_p f32, [S] each; temperature 0 takes the likeliest.
         uniform: f64 [P S], a number a draft.
+        is_judged: whether the confidence head is asked, where there is one.
     """
 
     counts: Tensor
     anchors: Tensor
     settings: tuple[Tensor, Tensor, Tensor, Tensor]
     uniform: Tensor
+    is_judged: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class Drawn:
     Attributes:
         ids: i64 [P S], of the target's vocabulary.
         q: f32 [P S W], the distributions that they were drawn from; None where none was drawn.
-        confidence: f32 [P S], logits that each is kept if those before it are; None without such a head.
+        confidence: f32 [P S], logits that each is kept if those before it are; None where it was not asked.
     """
 
     ids: Tensor

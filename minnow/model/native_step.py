@@ -59,7 +59,9 @@ class NativeStep:
         """Run one step; see Decoder.forward."""
         assert caches is self._caches, "the native step writes to the caches that it was made with"
         width = self._model.parts.norm.shape[0]
-        taps = [(layer, torch.empty(len(inputs.ids), width)) for layer in inputs.tap_layers]
+        taps: tuple[Tensor, ...] = ()
+        if inputs.tap_layers:
+            taps = torch.empty(len(inputs.tap_layers), len(inputs.ids), width).unbind()
         overrides = None
         if inputs.embeddings is not None:
             assert inputs.embedding_rows is not None
@@ -72,12 +74,12 @@ class NativeStep:
             inputs.block_table,
             inputs.prompt_end,
             inputs.logits_rows,
-            taps,
+            tuple(zip(inputs.tap_layers, taps, strict=True)),
             overrides,
         )
-        return StepOutput(
-            hidden=hidden.to(self._dtype), logits=logits, taps=tuple(tap.to(self._dtype) for _, tap in taps)
-        )
+        if self._dtype != torch.float32:
+            hidden, taps = hidden.to(self._dtype), tuple(tap.to(self._dtype) for tap in taps)
+        return StepOutput(hidden=hidden, logits=logits, taps=taps)
 
 
 class NativeDrafts:
@@ -101,12 +103,16 @@ class NativeDrafts:
 
     def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
         """Write keys and values of context tokens; see DraftFunction."""
-        self._drafter.remember([tap.float().contiguous() for tap in taps], positions, slots)
+        plain = taps if taps[0].dtype == torch.float32 else [tap.float() for tap in taps]
+        self._drafter.remember(plain, positions, slots)
 
     def draft(self, block: Block, draws: Draws) -> Drawn:
         """Drafts, and what they were drawn from; see DraftFunction."""
-        tensors = {name: getattr(block, name) for name in Block.__dataclass_fields__}
-        ids, q, confidence = self._drafter.draft(tensors, draws.counts, draws.anchors, draws.settings, draws.uniform)
+        ids, q, confidence = self._drafter.draft(
+            (block.ids, block.positions, block.slots, block.query_start, block.block_table),
+            (block.last_keys, block.first_keys),
+            draws.counts, draws.anchors, draws.settings, draws.uniform, is_judged=draws.is_judged,
+        )  # fmt: skip
         return Drawn(ids=ids, q=q, confidence=confidence)
 
 

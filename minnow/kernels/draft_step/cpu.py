@@ -56,8 +56,14 @@ class NativeDrafter:
             0 if target_ids is None else target_ids.data_ptr(),
             *((0,) * 8 if confidence is None else (*words.of_weight(confidence[0]), words.double(confidence[1]))),
         )  # fmt: skip
+        self._scratch = self._new_scratch(16)
         self._context = native.function("draft_context", "pp")
         self._round = native.function("draft_round", "pp")
+
+    def _new_scratch(self, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Row numbers, and room for hidden states and logits of so many tokens of blocks."""
+        size = num_tokens
+        return torch.arange(size), torch.empty(size, self._width), torch.empty(size, self._num_ids)
 
     def remember(self, taps: Sequence[Tensor], positions: Tensor, slots: Tensor) -> None:
         """Write keys and values of context tokens.
@@ -73,42 +79,39 @@ class NativeDrafter:
 
     def draft(
         self,
-        blocks: dict[str, Tensor],
+        blocks: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+        keys: tuple[Tensor, Tensor],
         counts: Tensor,
         anchors: Tensor,
         settings: tuple[Tensor, Tensor, Tensor, Tensor],
         uniform: Tensor,
+        *,
+        is_judged: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Run the blocks and draw from them, one draft after the other.
 
         Args:
-            blocks: ids, positions, slots, query_start, block_table, last_keys, first_keys; see model.dspark.Block.
+            blocks: ids, positions, slots, query_start, block_table; keys: last and first ones; see model.dspark.Block.
             counts: i64 [S], descending; anchors: i32 [S].
             settings: temperature f32, top_k i64, top_p f32, min_p f32, [S] each; temperature 0 takes the likeliest.
-            uniform: f64 [P S].
+            uniform: f64 [P S]; is_judged: whether to ask the confidence head.
 
         Returns:
             i64 [P S], ids of the target; f32 [P S W], what was drawn from, or None where nothing was; f32 [P S], logits
-            of the confidence head, or None without one.
+            of the confidence head, or None where it was not asked.
         """
-        ids, num_slots, num_sequences = blocks["ids"], len(uniform), len(counts)
-        hidden = torch.empty(len(ids), self._width)
-        logits = torch.empty(len(ids), self._num_ids)
+        num_tokens, (num_slots, num_sequences) = blocks[0].shape[0], uniform.shape
+        if num_tokens > self._scratch[0].shape[0]:
+            self._scratch = self._new_scratch(num_tokens)
+        rows, hidden, logits = self._scratch
+        rows = rows[:num_tokens]
         found = torch.zeros(num_slots, num_sequences, dtype=torch.int64)
-        is_drawn = bool((settings[0] > 0).any())
-        q = torch.zeros(num_slots, num_sequences, self._num_ids) if is_drawn else None
-        confidence = torch.zeros(num_slots, num_sequences) if self._has_confidence else None
-        rows = torch.arange(len(ids))
-        step = self._model.step_words(
-            ids,
-            blocks["positions"],
-            blocks["slots"],
-            blocks["query_start"],
-            blocks["block_table"],
-            None,
-            (rows, hidden, logits),
-            block=(blocks["last_keys"], blocks["first_keys"]),
-        )
+        temperatures = settings[0].tolist()
+        # Zeros are for places without a draft of their own.
+        new = torch.empty if num_tokens == num_slots * num_sequences and min(temperatures) > 0 else torch.zeros
+        q = new(num_slots, num_sequences, self._num_ids) if max(temperatures) > 0 else None
+        confidence = torch.zeros(num_slots, num_sequences) if self._has_confidence and is_judged else None
+        step = self._model.step_words(*blocks, None, (rows, hidden, logits), block=keys)
         self._round(
             self._words,
             words.pack(
