@@ -11,7 +11,7 @@ from minnow.config.engine import EngineConfig
 from minnow.config.flags import Setting
 from minnow.config.load import Loaded
 from minnow.config.model import ModelConfig
-from minnow.core.errors import CapacityError
+from minnow.core.errors import CapacityError, ConfigError
 from minnow.core.units import show_bytes
 
 HELP = "show every setting, its origin, and the memory plan"
@@ -29,9 +29,8 @@ def run(args: argparse.Namespace) -> int:
     """Print settings, memory and kernels; 2 where the settings cannot work with the model."""
     loaded = load.load(args)
     model, directory = (None, None) if not loaded.config.model else _find(loaded.config.model)
-    config = loaded.config if model is None else load.resolve_auto(loaded.config, model)
+    config, problems = (loaded.config, ()) if model is None else _settled(loaded.config, model, directory)
     print("\n".join(_settings(loaded, config)))
-    problems = () if model is None else engine_config.problems(config, model)
     for sentence in problems:
         print(f"\nproblem: {sentence}")
     if problems:
@@ -54,6 +53,18 @@ def _find(name: str) -> tuple[ModelConfig, Path | None]:
 
     directory = demo.resolve(name)
     return model_config.read(directory), directory
+
+
+def _settled(config: EngineConfig, model: ModelConfig, directory: Path | None) -> tuple[EngineConfig, tuple[str, ...]]:
+    """What the settings come to for a model, drafts included, and what cannot be."""
+    config = load.resolve_auto(config, model)
+    problems = engine_config.problems(config, model)
+    if directory is not None:
+        try:
+            config, _ = load.resolve_speculation(config, directory, model)
+        except ConfigError as error:
+            problems = (*problems, str(error))
+    return config, problems
 
 
 def _settings(loaded: Loaded, config: EngineConfig) -> Iterator[str]:

@@ -284,7 +284,7 @@ def resolve_speculation(
         ConfigError: settings that contradict each other, the drafter or the model.
     """
     asked = config.speculative_config
-    is_asked = asked != SpeculativeConfig()
+    is_asked, origin = asked != SpeculativeConfig(), "--speculative-config"
     if is_asked and not config.speculation:
         raise ConfigError("--no-speculation and --speculative-config are both given; leave one of them out")
     place = Path(asked.model).expanduser() if asked.model else drafter_config.find(directory)
@@ -298,18 +298,15 @@ def resolve_speculation(
         asked = dataclasses.replace(asked, method="dspark")
     else:
         assert drafter is not None
+        origin = f"{place}/config.json"
         if "model" in drafter.served or drafter.served.get("method", "dspark") != "dspark":
-            raise ConfigError(
-                f"{place}/config.json proposes {dict(drafter.served)}; a drafter proposes no model, no other method"
-            )
+            raise ConfigError(f"{origin} proposes {dict(drafter.served)}; a drafter proposes no model, no other method")
         values = {f"speculative_config.{k}": v for k, v in drafter.served.items()} | {
             "speculative_config.method": "dspark"
         }
-        loaded = _assemble(
-            [_Given(name=k, value=v, origin=f"file {place}/config.json") for k, v in values.items()], {}, {}
-        )
+        loaded = _assemble([_Given(name=k, value=v, origin=f"file {origin}") for k, v in values.items()], {}, {})
         asked = loaded.config.speculative_config
-    speculative.check(asked, drafter, is_bench=is_bench)
+    speculative.check(asked, drafter, origin=origin, is_bench=is_bench)
     assert drafter is not None
     kv_format = asked.kv_cache_dtype
     if kv_format == "auto":

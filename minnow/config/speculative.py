@@ -43,12 +43,19 @@ class SpeculativeConfig:
     ] = 0.0
 
 
-def check(config: SpeculativeConfig, drafter: DrafterConfig | None, *, is_bench: bool = False) -> None:
+def check(
+    config: SpeculativeConfig,
+    drafter: DrafterConfig | None,
+    *,
+    origin: str = "--speculative-config",
+    is_bench: bool = False,
+) -> None:
     """Refuse what cannot be, before any weight is read.
 
     Args:
         config: that asks for drafts.
         drafter: the one found; None where there is none.
+        origin: who asks: the flag, or the drafter's own file.
         is_bench: only `minnow bench` may accept drafts whatever they are.
 
     Raises:
@@ -57,31 +64,30 @@ def check(config: SpeculativeConfig, drafter: DrafterConfig | None, *, is_bench:
     count = config.num_speculative_tokens
     if drafter is None:
         raise ConfigError(
-            f"--speculative-config has method {config.method}, but the model's directory bundles no drafter (dspark/); "
+            f"{origin} has method {config.method}, but the model's directory bundles no drafter (dspark/); "
             'name one with "model", or leave it out'
         )
     if count > drafter.block_size:
         raise ConfigError(
-            f"--speculative-config has num_speculative_tokens {count}; this drafter was trained to make "
+            f"{origin} has num_speculative_tokens {count}; this drafter was trained to make "
             f"{drafter.block_size} at once, set at most that"
         )
     is_synthetic = config.rejection_sample_method == "synthetic"
     if is_synthetic and not is_bench:
         raise ConfigError(
-            "--speculative-config has rejection_sample_method synthetic, which keeps drafts whatever they are; "
+            f"{origin} has rejection_sample_method synthetic, which keeps drafts whatever they are; "
             "only minnow bench may, set standard or block"
         )
     length = config.synthetic_acceptance_length
     if is_synthetic and not 1 <= length <= (count or drafter.block_size) + 1:
         raise ConfigError(
-            f"--speculative-config has synthetic_acceptance_length {length:g}; "
-            f"it must be 1 to {(count or drafter.block_size) + 1}"
+            f"{origin} has synthetic_acceptance_length {length:g}; it must be 1 to {(count or drafter.block_size) + 1}"
         )
     if config.enable_adaptive_verification and (is_synthetic or not drafter.has_confidence_head):
         why = "drafts are kept whatever they are" if is_synthetic else "this drafter has no confidence head"
-        raise ConfigError(f"--speculative-config has enable_adaptive_verification, but {why}; leave it out")
+        raise ConfigError(f"{origin} has enable_adaptive_verification, but {why}; leave it out")
     if length and not is_synthetic:
         raise ConfigError(
-            "--speculative-config has a synthetic_acceptance_length, but rejection_sample_method is "
+            f"{origin} has a synthetic_acceptance_length, but rejection_sample_method is "
             f"{config.rejection_sample_method}; leave it out"
         )

@@ -161,6 +161,8 @@ def _speculator(
         log.info(
             "no effect", key="attention_backend", because="--kernel-backends chooses the backend of each operation"
         )
+    if settings.rejection_sample_method == "block" and settings.draft_sample_method == "greedy":
+        log.info("no effect", key="rejection_sample_method", because="block keeps more only of probabilistic drafts")
     log.info(
         "drafts",
         tokens=settings.num_speculative_tokens,

@@ -7,7 +7,8 @@ import pytest
 
 from minnow.cli.main import main
 from minnow.config import flags
-from tests.tiny import write_tiny
+from tests.engine import drafting
+from tests.tiny import write_tiny, write_tiny_drafter
 
 
 def _explain(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, str], str]:
@@ -76,3 +77,19 @@ def test_a20_problems_come_before_any_weights(capsys: pytest.CaptureFixture[str]
 def test_unknown_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "no-such-model"]) == 2
     assert capsys.readouterr().err.startswith("minnow: the model directory no-such-model does not exist")
+
+
+def test_drafts_are_shown_as_they_are_settled(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_tiny_drafter(tmp_path, write_tiny(tmp_path, family="llama"))
+    drafting.write_served(tmp_path, num_speculative_tokens=3, draft_sample_method="probabilistic")
+    _, lines, _ = _explain(capsys, str(tmp_path), "--kv-cache-memory-bytes", "64MiB")
+    at = "speculative_config."
+    assert lines[f"{at}num_speculative_tokens"] == "3 tokens default (0), settled by the model"
+    assert lines[f"{at}draft_sample_method"] == "probabilistic default (greedy), settled by the model"
+    assert lines[f"{at}kv_cache_dtype"] == "bfloat16 default (auto), settled by the model"
+    assert lines["drafter"].endswith("3 tokens at once")
+    _, lines, _ = _explain(capsys, str(tmp_path), "--kv-cache-memory-bytes", "64MiB", "--no-speculation")
+    assert lines[f"{at}num_speculative_tokens"] == "0 tokens default" and "drafter" not in lines
+    drafting.write_served(tmp_path, num_speculative_tokens=9)
+    status, _, out = _explain(capsys, str(tmp_path))
+    assert status == 2 and "dspark/config.json has num_speculative_tokens 9; this drafter was trained" in out

@@ -137,3 +137,9 @@ def test_a_proposal_that_is_wrong(directory: Path) -> None:
     drafting.write_served(directory, num_speculative_tokens=3, draft_sample_method="best")
     with pytest.raises(ConfigError, match=r"dspark/config.json: 'best' does not fit"):
         settle(directory)
+
+
+def test_a_proposal_that_cannot_be_is_the_drafters_fault(directory: Path) -> None:
+    drafting.write_served(directory, num_speculative_tokens=9)
+    with pytest.raises(ConfigError, match=r"^\S*dspark/config.json has num_speculative_tokens 9; this drafter"):
+        settle(directory)

@@ -205,3 +205,11 @@ def test_dense_attention_leaves_the_index_heads_alone(tmp_path: Path) -> None:
     assert running.run(dense, prompts, running.GREEDY) == wanted
     assert running.run(running.make(tmp_path / "sparse", **settings), prompts, running.GREEDY) != wanted
     assert not any(layer.index is not None for layer in dense.runner._pool.layers)  # type: ignore[attr-defined]
+
+
+def test_a_rule_without_effect_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.write_tiny_drafter(tmp_path, tiny.write_tiny(tmp_path, family="llama", dtype="float32"))
+    for sampling, times in (("greedy", 1), ("probabilistic", 0)):
+        drafts = {"method": "dspark", "draft_sample_method": sampling, "rejection_sample_method": "block"}
+        running.make(tmp_path, dtype="float32", speculative_config=drafts)
+        assert capsys.readouterr().err.count("no effect key=rejection_sample_method") == times
