@@ -75,14 +75,16 @@ def run(args: argparse.Namespace, say: Callable[[str], None], transport: httpx.A
     samples = dataset.read(wanted, tokenizer)  # those that warm up are others: the server may keep what it has read
     due = load.arrivals(args.num_prompts, args.request_rate, args.burstiness, Random(args.seed))
 
-    async def go() -> list[load.Outcome]:
+    async def go() -> tuple[list[load.Outcome], dict[str, Any]]:
         server = await _server(args, transport)
         warm, counted = samples[: args.num_warmups], samples[args.num_warmups :]
         await load.run(server, warm, [0.0] * len(warm), max_concurrency=args.max_concurrency)
-        return await load.run(server, counted, due, max_concurrency=args.max_concurrency)
+        before = await _counters(server)
+        outcomes = await load.run(server, counted, due, max_concurrency=args.max_concurrency)
+        return outcomes, summary.drafting(before, await _counters(server))
 
-    outcomes = asyncio.run(go())
-    result = summary.summarize(outcomes, percentiles=percentiles, goodput_ms=goodput, tokenizer=tokenizer)
+    outcomes, drafting = asyncio.run(go())
+    result = summary.summarize(outcomes, percentiles=percentiles, goodput_ms=goodput, tokenizer=tokenizer) | drafting
     if tokenizer is None and args.dataset_name == "random":
         result["notes"].append("without --tokenizer DIR a prompt is words, about a token each; the server counts them")
     settings: dict[str, object] = {}
@@ -125,6 +127,16 @@ async def _server(args: argparse.Namespace, transport: httpx.AsyncBaseTransport 
     if args.ignore_eos:
         body["ignore_eos"] = True
     return load.Server(url=address + endpoint, is_chat=is_chat, body=body, headers=headers, transport=transport)
+
+
+async def _counters(server: load.Server) -> str:
+    """What the server's /metrics says; nothing where it has none."""
+    try:
+        async with httpx.AsyncClient(transport=server.transport, trust_env=False) as client:
+            answer = await client.get(httpx.URL(server.url).join("/metrics"), headers=server.headers)
+    except httpx.HTTPError:
+        return ""
+    return answer.text if answer.status_code == 200 else ""
 
 
 def _tokenizer(args: argparse.Namespace) -> Tokenizer | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from minnow.arch import size
@@ -72,7 +73,11 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
         for context in args.context:
             samples = decode(engine, watch, context, args.batch, args.num_steps)
             words = f"decode, {args.batch} x {context:,} tokens of context"
-            results = _report(words, samples, args.batch, say)
+            num_tokens = fmean(sample["tokens"] for sample in samples)  # with drafts a request gets several
+            results = _report(words, samples, num_tokens, say)
+            if engine.stats().num_drafts:
+                results["acceptance_length"] = length = num_tokens / args.batch
+                say(f"  drafts         {length:.2f} tokens a request and step; those of random prompts are no measure")
             weights = weight_bytes(engine.model, args.batch)
             cached = args.batch * cache_bytes(engine.model, layout, context + _NUM_WARMUPS + args.num_steps // 2)
             rate = limits.bytes_s(weights + cached)
@@ -96,7 +101,8 @@ def _settled(args: argparse.Namespace, config: EngineConfig, directory: Path) ->
     asked = [("--prefill", tokens, 1, 1) for tokens in args.prefill]
     for tokens in args.context:  # requests that have their first token draw more while others are prefilled
         num_waiting = (args.batch - 1) * -(-tokens // chunk)
-        asked.append(("--context", tokens, 1 + num_waiting + _NUM_WARMUPS + args.num_steps, args.batch))
+        steps = num_waiting + _NUM_WARMUPS + args.num_steps
+        asked.append(("--context", tokens, 1 + steps * _most_tokens(config), args.batch))
     for flag, tokens, more, batch in asked:
         if tokens + more > most:
             way_out = f"give at most {most - more}" if most > more else "give fewer --num-steps"
@@ -109,6 +115,12 @@ def _settled(args: argparse.Namespace, config: EngineConfig, directory: Path) ->
                 f"{room}; give less, or more --kv-cache-memory-bytes"
             )
     return layout
+
+
+def _most_tokens(config: EngineConfig) -> int:
+    """That a request gets in a step at most; `config` is settled."""
+    settings = config.speculative_config
+    return 1 + settings.num_speculative_tokens * bool(settings.method)
 
 
 class Watch:
@@ -187,8 +199,8 @@ def decode(engine: Engine, watch: Watch, context: int, batch: int, num_steps: in
     samples = []
     for _ in range(_NUM_WARMUPS + num_steps):
         watch.take()
-        engine.step()
-        samples.append(watch.take())
+        num_tokens = sum(len(output.token_ids) for output in engine.step())
+        samples.append(watch.take() | {"tokens": num_tokens})
     for name in names:
         engine.abort(name)
     while not engine.is_idle:
@@ -224,7 +236,7 @@ def _add(engine: Engine, name: str, num_tokens: int, max_tokens: int | None) -> 
     engine.add(Request(request_id=name, token_ids=ids, sampling=sampling, arrival_s=time.monotonic()))
 
 
-def _report(title: str, samples: Sequence[Sample], num_tokens: int, say: Callable[[str], None]) -> dict[str, Any]:
+def _report(title: str, samples: Sequence[Sample], num_tokens: float, say: Callable[[str], None]) -> dict[str, Any]:
     """Say what a kind of step takes; medians of each stage, and of what is outside native code."""
     step = spread([sample["step"] for sample in samples])
     outside = spread([1 - sample["native"] / sample["step"] for sample in samples])

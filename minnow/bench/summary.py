@@ -1,5 +1,6 @@
 """what requests came to: latencies, throughput and goodput, in the words of `vllm bench serve`"""
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,14 @@ _ROWS = {
     "Peak concurrent requests:": "max_concurrent_requests",
     "Total token throughput (tok/s):": "total_token_throughput",
 }
+_DRAFT_ROWS = {
+    "Acceptance rate (%):": "spec_decode_acceptance_rate",
+    "Acceptance length:": "spec_decode_acceptance_length",
+    "Drafts:": "spec_decode_num_drafts",
+    "Draft tokens:": "spec_decode_draft_tokens",
+    "Accepted tokens:": "spec_decode_accepted_tokens",
+}
+_COUNTER = re.compile(r"^vllm:spec_decode_(num_\w+?)_total\{(?:[^}]*position=\"(\d+)\")?[^}]*\} ([\d.e+]+)$", re.M)
 _WIDTH = 50
 
 
@@ -90,6 +99,12 @@ def table(result: Mapping[str, Any], metrics: Sequence[str], settings: Mapping[s
     for label, name in _ROWS.items():
         if name in result:
             yield _row(label, result[name])
+    if _DRAFT_ROWS["Drafts:"] in result:
+        yield f"{'Speculative Decoding':-^{_WIDTH}}"
+        yield from (_row(label, result[name]) for label, name in _DRAFT_ROWS.items())
+        yield "Per-position acceptance (%):"
+        rates = result["spec_decode_per_position_acceptance_rates"]
+        yield from (_row(f"  Position {i}:", 100 * rate) for i, rate in enumerate(rates))
     for metric in metrics:
         if f"num_{metric}" not in result:
             continue
@@ -104,6 +119,30 @@ def table(result: Mapping[str, Any], metrics: Sequence[str], settings: Mapping[s
     yield from (f"note: {note}" for note in result["notes"])
     if result["first_error"]:
         yield f"{result['failed']} failed, the first with {result['first_error']}"
+
+
+def drafting(before: str, after: str) -> dict[str, Any]:
+    """What became of drafts meanwhile, by the names of vLLM's result files; nothing where there were none.
+
+    Args:
+        before, after: what the server's /metrics said.
+    """
+    counts: dict[tuple[str, str], float] = defaultdict(float)
+    for text, sign in ((before, -1), (after, 1)):
+        for name, position, value in _COUNTER.findall(text):
+            counts[name, position] += sign * float(value)
+    rounds, drafts, kept = (counts[f"num_{what}", ""] for what in ("drafts", "draft_tokens", "accepted_tokens"))
+    if not rounds:
+        return {}
+    by_position = sorted((int(at), count) for (name, at), count in counts.items() if name.endswith("_per_pos"))
+    return {
+        "spec_decode_acceptance_rate": 100 * kept / drafts,
+        "spec_decode_acceptance_length": 1 + kept / rounds,
+        "spec_decode_num_drafts": int(rounds),
+        "spec_decode_draft_tokens": int(drafts),
+        "spec_decode_accepted_tokens": int(kept),
+        "spec_decode_per_position_acceptance_rates": [count / rounds for _, count in by_position],
+    }
 
 
 def _row(label: str, value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from minnow.bench import record, serve
+from minnow.bench import record, serve, summary
 from minnow.config import flags
 from minnow.core.errors import ConfigError, TransferError
 from tests import tiny
@@ -19,6 +19,15 @@ RECIPE = (
 )
 
 
+_METRICS = """# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {0}.0
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="m"}} {0}.0
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {0}.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="1"}} {1}.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="0"}} 8.5
+"""
+
+
 class FakeServer:
     """An OpenAI server that answers every prompt with three pieces of text; `fails` answers with an error instead."""
 
@@ -26,8 +35,12 @@ class FakeServer:
         self.fails, self.has_usage = fails, has_usage
         self.bodies: list[dict[str, object]] = []
         self.paths: list[str] = []
+        self.num_metrics = 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            self.num_metrics += 1
+            return httpx.Response(200, text=_METRICS.format(self.num_metrics * 10, self.num_metrics * 4))
         self.paths.append(request.url.path)
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "served"}]})
@@ -157,3 +170,15 @@ def test_a_server_that_is_not_there_is_one_sentence() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys, minnow.bench.serve; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_became_of_drafts_is_that_of_the_run_alone() -> None:
+    _, said = _run(FakeServer(), "--num-prompts", 2, "--num-warmups", 1)
+    assert _number(said, "Drafts:") == 10 and _number(said, "Accepted tokens:") == 10
+    assert _number(said, "Acceptance length:") == 2 and _number(said, "Acceptance rate (%):") == 100
+    assert [_number(said, f"  Position {i}:") for i in (0, 1)] == [0, 40]
+
+
+def test_a_server_without_drafts_or_numbers_says_nothing_of_them() -> None:
+    texts = ["", 'vllm:spec_decode_num_drafts_total{engine="0"} 0.0\n', "404"]
+    assert all(summary.drafting(text, text) == {} for text in texts)

@@ -14,6 +14,7 @@ from minnow.core.errors import ConfigError
 from minnow.engine import build, inputs, sampler, scheduler
 from minnow.kernels import native
 from tests import tiny
+from tests.engine import drafting
 
 LIMITS = Limits(
     num_threads=1, instruction_set="x", operations_s={"f32": 1.0}, _bytes_s={1 << n: 1e9 for n in range(20, 31)}
@@ -188,3 +189,19 @@ def test_a_step_needs_a_model() -> None:
     step.add_arguments(parser)
     with pytest.raises(ConfigError, match="minnow bench step needs a model"):
         step.run(flags.parse(parser, []), print)
+
+
+def test_drafts_are_counted_as_tokens_and_room_is_kept_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drafting.write_bigram(tmp_path, noise=0.3)
+    drafts = '{"method": "dspark", "num_speculative_tokens": 4}'
+    words = ("--context", 20, "--batch", 2, "--num-steps", 6, "--prefill", 30, "--speculative-config", drafts)
+    said = _run(monkeypatch, tmp_path, *words, "--record", tmp_path / "r.jsonl")
+    results = record.read(tmp_path / "r.jsonl")[-1]["results"]
+    assert 1 < results["acceptance_length"] <= 5
+    assert results["tokens_s"] == pytest.approx(2 * results["acceptance_length"] / results["step_s"])
+    assert f"drafts         {results['acceptance_length']:.2f} tokens" in "\n".join(said)
+    with pytest.raises(ConfigError, match="--context is 900, with 196 more"):
+        _run(monkeypatch, tmp_path, "--context", 900, *words[2:])
+    always = '{"method": "dspark", "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3.0}'
+    _run(monkeypatch, tmp_path, *words[:-1], always, "--record", tmp_path / "s.jsonl")
+    assert record.read(tmp_path / "s.jsonl")[-1]["results"]["acceptance_length"] == pytest.approx(3, abs=1)
