@@ -173,7 +173,7 @@ def test_a_model_without_learned_parts_misses_every_bar_and_says_why(plain: Mode
     tokenizer = Tokenizer.load(plain.model)
     rows = [*quality.perplexity(plain, windows), quality.needles(plain, tokenizer, []), quality.mass(plain, windows)]
     rows += [*drafts.acceptance(plain), drafts.sameness(plain, []), *speed.speed(plain), *attention.attention(plain)]
-    assert [row.verdict for row in rows] == ["reported", *["missed"] * (len(rows) - 1)]
+    assert [row.verdict for row in rows] == ["reported", *["missed"] * (len(rows) - 2), "not measured"]
     assert {row.reason for row in rows[1:]} == {quality.NO_INDEX, drafts.NO_DRAFTER}
 
 
@@ -268,11 +268,15 @@ def test_the_command_keeps_a_record_and_fails_on_a_miss(
 ) -> None:
     kept = tmp_path / "eval.jsonl"
     words = ["eval", "--model", str(drafted.model), "--quick", "--record", str(kept), "--only"]
+    monkeypatch.setattr(whole, "_TOY", f"{__file__}::test_verdicts")
     monkeypatch.setattr("sys.argv", [*words, "toy"])
     assert whole.main() == 0 and "0 of 1 bars missed" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", [*words, "mass"])
     assert whole.main() == 1 and quality.NO_INDEX in capsys.readouterr().out
     assert "| **missed** |" in page(record.read(kept))
+    monkeypatch.setattr(whole, "_TOY", f"{__file__}::test_that_is_gone")
+    monkeypatch.setattr("sys.argv", [*words, "toy"])
+    assert whole.main() == 1
     monkeypatch.setattr("sys.argv", [*words, "speeed"])
     with pytest.raises(SystemExit):
         whole.main()

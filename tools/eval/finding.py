@@ -41,7 +41,7 @@ class Finding:
     def verdict(self) -> str:
         """In a word or two."""
         if self.value is None:
-            return self.absence
+            return "not measured" if self.bar is None else self.absence
         if self.bar is None:
             return "reported"
         if self.stretch is not None and self._reaches(self.stretch):
@@ -67,7 +67,7 @@ class Finding:
 
     def lines(self) -> list[str]:
         """For people: the row, then its details."""
-        row = f"{self.name:58} {self.shown_value:22} {self.shown_bar:22} {self.verdict}"
+        row = f"{self.name:61} {self.shown_value:30} {self.shown_bar:22} {self.verdict}"
         return [row.rstrip(), *(f"    {detail}" for detail in self.details)]
 
     def _reaches(self, bar: float) -> bool:
