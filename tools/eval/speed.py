@@ -55,6 +55,10 @@ def speed(models: Models) -> Iterator[Finding]:
     }
     with peers(models) as (asked, silent):
         seen = take_turns({**functions, **asked}, set(asked), len(prompts))
+    if not seen.samples[_PLAIN]:
+        for row in (own, peer):
+            yield replace(row, reason="all answers are too short to time", absence="not measured")
+        return
     ratios = {name: seen.ratio(name, _PLAIN) for name in functions if name != _PLAIN}
     best = max(ratios, key=lambda name: ratios[name].median)
     details = [f"without: {_show(seen, _PLAIN)}"]
@@ -64,7 +68,7 @@ def speed(models: Models) -> Iterator[Finding]:
     yield replace(own, value=ratios[best].median, details=tuple(details))
     rates = {name: seen.of(name).median for name in asked if seen.samples.get(name)}
     if not rates:
-        yield replace(peer, reason="no peer is installed", absence="not measured", details=tuple(silent))
+        yield replace(peer, reason="no peer took part", absence="not measured", details=tuple(silent))
         return
     first = max(rates, key=lambda name: rates[name])
     details = [*(f"{name}: {_show(seen, name)}" for name in rates), *silent]
