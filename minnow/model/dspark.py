@@ -196,6 +196,12 @@ class MarkovHead(nn.Module):
 
     def forward(self, before_T: Tensor, hidden_TD: Tensor, state_TR: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The bias, f32 [T W], and the state of an rnn head; see Drafter.logits."""
+        code_TR, state_TR = self.code(before_T, hidden_TD, state_TR)
+        bias_TW: Tensor = self.kernels.linear(code_TR, (self.weights[1],), torch.float32)
+        return bias_TW, state_TR
+
+    def code(self, before_T: Tensor, hidden_TD: Tensor, state_TR: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What the second table makes the bias of, f32 [T r], and the state of an rnn head."""
         e_TR, rank = self.look_up(before_T), self.config.markov_rank
         if self.config.markov_head_type == "gated":
             e_TR = e_TR * torch.sigmoid(self._inner(torch.cat((hidden_TD.float(), e_TR), dim=1)))
@@ -206,8 +212,7 @@ class MarkovHead(nn.Module):
             gate = torch.sigmoid(gate)
             state_TR = gate * state_TR + (1 - gate) * torch.tanh(candidate)
             e_TR = torch.tanh(out)
-        bias_TW: Tensor = self.kernels.linear(e_TR, (self.weights[1],), torch.float32)
-        return bias_TW, state_TR
+        return e_TR, state_TR
 
     def _inner(self, x: Tensor) -> Tensor:
         y: Tensor = self.kernels.linear(x, (self.weights[2],), torch.float32)

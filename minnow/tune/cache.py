@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from minnow.tune import stage
+from minnow.tune import gauge, stage
 from minnow.tune.attend import Attend, attend_densely, attend_rounded
 from minnow.tune.run import Metrics, Plan, Position, Run, Watch
 from minnow.tune.stage import Material, Options
@@ -17,6 +17,7 @@ from minnow.tune.target import Target
 
 _HELD_OUT_WINDOWS = 4
 _VALIDATE_EVERY = 4
+_PROBES = 7  # windows spread over the text; the middle one is looked at
 
 
 def trained_names(target: Target) -> list[str]:
@@ -38,10 +39,10 @@ class Settings:
     """
 
     sequences: int = 1
-    num_tokens: int = 1024
-    num_positions: int = 128
+    num_tokens: int = 2048
+    num_positions: int = 192
     hidden_weight: float = 2.0
-    rate: float = 3e-4
+    rate: float = 6e-4
     held_out_tokens: int = 2048
 
 
@@ -54,7 +55,7 @@ class CacheWork:
         self._held_out = material.held_out.spaced(_HELD_OUT_WINDOWS, settings.held_out_tokens)
         self._wanted = [self._states(self.teacher, ids, attend_densely) for ids in self._held_out]
 
-    def learn(self, generator: torch.Generator) -> Metrics:
+    def learn(self, step: int, generator: torch.Generator) -> Metrics:
         """Divergence of the student's distributions from the teacher's at some positions, and of its last states."""
         count = self.settings.sequences
         found = [self._learn_one(generator) for _ in range(count)]  # one after the other: their activations are large
@@ -106,7 +107,9 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     settings = settings or Settings()
     material = stage.prepare(options)
     exact = material.exact()
-    parameters = {name: exact.weights[name].clone().requires_grad_() for name in trained_names(exact)}
+    probe = material.trained.spaced(_PROBES, settings.num_tokens)[_PROBES // 2]
+    begun = gauge.gauged(exact, probe)
+    parameters = {name: begun[name].requires_grad_() for name in trained_names(exact)}
     plan = Plan(steps=options.steps or 2000, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}

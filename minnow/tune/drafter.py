@@ -25,7 +25,7 @@ from minnow.tune.stage import Options
 from minnow.tune.target import Target
 
 _NUM_ANSWERS, _MAX_TOKENS, _BATCH = 4_000, 512, 32  # as the engine writes them; tokens of prompt and answer
-_STEPS, _RATE = 20_000, 3e-3
+_STEPS, _RATE = 10_000, 1e-3
 _BIGRAM_TEXTS = 512
 
 
@@ -34,7 +34,7 @@ def train(options: Options, watch: Watch) -> Position:
 
     Of `options`, `text` gives passages to ask about. `parts` change the model that is drafted for (the answers are
     those of the model without them), or hold a drafter to begin with; without one, the model's own is begun with where
-    it has one. `steps` is of the optimizer, 20,000 where it is None.
+    it has one. `steps` is of the optimizer, 10,000 where it is None.
 
     Raises:
         ConfigError, CheckpointError: the model, the parts or the answers are not what they should be.
@@ -52,7 +52,7 @@ def train(options: Options, watch: Watch) -> Position:
     card = {**origin, "text": [str(path) for path in options.text]}
     work = prepare(loaded, answers.read(directory), settings, options.output, begin=begin, seed=options.seed, card=card)
     plan = Plan(steps=steps, rate=_RATE, warmup_steps=100, validate_steps=250, seed=options.seed)
-    run = Run(options.output, plan, work.begun.weights, {**origin, **_flat(asdict(settings))})
+    run = Run(options.output, plan, work.begun.weights, {**origin, **_flat(asdict(settings))}, slow=work.begun.slow)
     return run.go(work, max(options.hours - (watch.clock() - start_s) / 3600, 0.0), watch)
 
 
@@ -104,7 +104,7 @@ def prepare(
         config = parse_drafter(raw, target.config)
         store = FeatureStore(target, config.target_layer_ids, features)
         markov = bigram.tables(store, texts.trained[:_BIGRAM_TEXTS], draft_ids, config.markov_rank, seed)
-        weights = drafter_start.weights(config, target, texts.trained[0].ids, markov)
+        weights = drafter_start.weights(config, store, texts.trained, markov, seed)
     else:
         raw = read_object(begin / "config.json")
         config = parse_drafter(raw, target.config)

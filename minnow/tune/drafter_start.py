@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from minnow.arch import drafter as names
 from minnow.arch.drafter import AT
@@ -21,14 +22,13 @@ from minnow.core.errors import ConfigError
 from minnow.formats.quantized import decode
 from minnow.kernels import registry
 from minnow.model.dspark import Drafter
-from minnow.tune.attend import attend_densely
+from minnow.tune import injection
+from minnow.tune.acceptance import Text
 from minnow.tune.features import FeatureStore
-from minnow.tune.target import Target
 
-_FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_LAYER_WEIGHTS = ("input_layernorm", "post_attention_layernorm", *_PROJECTIONS, *_FEED_FORWARD)
+ADDING = ("o_proj", "down_proj")  # whose products are added to the residual stream
 _BACKBONE_SHARE = 0.1  # of the last norm's weights: the backbone says little at first, and the Markov head the rest
+_PROBES = 24  # texts on which features are measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +37,15 @@ class Shape:
 
     Attributes:
         block_size: drafts that it makes at once.
-        num_layers: of its own.
+        num_layers: of its own. They have as many key heads as query heads: values of one position carry what the
+            target knew there, and heads that share theirs would carry less.
         num_taps: layers of the target that lend it features; fewer where the target has fewer.
         draft_vocab_size: tokens that it can draft.
         markov_rank: of its Markov head.
         window: tokens that it looks back.
     """
 
-    block_size: int = 7
+    block_size: int = 4
     num_layers: int = 2
     num_taps: int = 5
     draft_vocab_size: int = 8192
@@ -58,14 +59,6 @@ def tap_layers(num_layers: int, num_taps: int) -> tuple[int, ...]:
     last = max(num_layers - 2, first)
     count = min(num_taps, last - first + 1)
     return tuple(first + math.ceil(i * (last - first) / max(count - 1, 1)) for i in range(count))
-
-
-def source_layers(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """Layers of the target that the drafter's begin as: its last ones, which already write what the head reads.
-
-    Beginning as layers 8 and 22 of 30 learned slower: after 100 steps of 128 blocks a cross-entropy of 7.2 against 6.0.
-    """
-    return tuple(max(num_target_layers - num_layers + i, 0) for i in range(num_layers))
 
 
 def vocabulary(ids: Iterable[Sequence[int]], always: Iterable[int], size: int) -> Tensor:
@@ -100,7 +93,7 @@ def config_json(shape: Shape, model: ModelConfig, draft_vocab_size: int, mask_to
         "hidden_size": model.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
+        "num_key_value_heads": model.num_attention_heads,
         "head_dim": model.head_dim,
         "dense_intermediate_size": model.dense_intermediate_size,
         "hidden_act": model.hidden_act,
@@ -131,37 +124,53 @@ def config_json(shape: Shape, model: ModelConfig, draft_vocab_size: int, mask_to
     return raw
 
 
-def weights(config: DrafterConfig, target: Target, probe_T: Tensor, markov: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def weights(
+    config: DrafterConfig, store: FeatureStore, texts: Sequence[Text], markov: tuple[Tensor, Tensor], seed: int
+) -> dict[str, Tensor]:
     """What training begins with, f32 by our names.
 
-    Layers are copies of the target's, the fusing matrix is the mean of the taps, and the heads' norms have the size
-    that the target's queries and keys have without them. The confidence head says a half. The backbone says little
-    and the Markov head what follows a token on average: after 50 steps of 128 blocks a round had 1.32 tokens so, and
-    1.13 where the Markov head began with nothing.
+    The first layer looks at the newest features (minnow.tune.injection) and the other parts of the layers add nothing
+    yet. The fusing matrix mixes taps of equal size. The confidence head says a half. The backbone says little and the
+    Markov head what follows a token on average: after 50 steps of 128 blocks a round had 1.32 tokens so, and 1.13
+    where the Markov head began with nothing.
 
     Args:
-        probe_T: i64 [T], a text on which that size is measured.
+        texts: to train on.
         markov: the two tables of minnow.tune.bigram.
+        seed: of what is random.
     """
-    backbone, taps = config.backbone, config.target_layer_ids
-    sources = source_layers(target.config.num_hidden_layers, backbone.num_hidden_layers)
-    found: dict[str, Tensor] = {}
-    for layer, source in enumerate(sources):
-        for name in _LAYER_WEIGHTS:
-            found[f"{AT}layers.{layer}.{name}"] = target.weights[f"model.layers.{source}.{name}"]
-        q_norm, k_norm = _head_norms(target, source, probe_T)
-        found[f"{AT}layers.{layer}.self_attn.q_norm"] = q_norm - backbone.norm_offset
-        found[f"{AT}layers.{layer}.self_attn.k_norm"] = k_norm - backbone.norm_offset
-    found[f"{AT}fc"] = torch.eye(backbone.hidden_size).repeat(1, len(taps)) / len(taps)
-    norms = [target.weights[f"model.layers.{source}.input_layernorm"].float() for source in sources]
-    found[f"{AT}hidden_norm"] = torch.stack(norms).mean(0)
-    offset = backbone.norm_offset
-    found[f"{AT}norm"] = (target.weights["model.norm"].float() + offset) * _BACKBONE_SHARE - offset
+    backbone, target = config.backbone, store.target
+    taps = [torch.cat([rows[1:] for rows in tap]) for tap in _taps(store, texts)]  # no first tokens: they are odd
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {module.name: module.shape for module in names.modules(config).values() if module.kind != "offsets"}
+    found = {name: _begin(name, shape, generator) for name, shape in shapes.items()}
+    mix = torch.unflatten(found[f"{AT}fc"], 1, (len(taps), -1))
+    mix *= injection.SIZE * torch.stack([1 / tap.square().mean().sqrt() for tap in taps])[:, None]
+    fused_TD = functional.rms_norm(torch.cat(taps, dim=1) @ found[f"{AT}fc"].T, (backbone.hidden_size,))
+    size_D = fused_TD.square().mean(0).sqrt() + 0.1  # dims that are always large would rule the rest
+    found[f"{AT}hidden_norm"] = size_D.mean() / size_D
+    counts_V = torch.bincount(torch.cat([text.ids for text in texts]), minlength=backbone.vocab_size)
+    found |= injection.layer(config, target, fused_TD * found[f"{AT}hidden_norm"], counts_V)
+    found[f"{AT}norm"] = (target.weights["model.norm"].float() + target.config.norm_offset) * _BACKBONE_SHARE
     found[f"{AT}markov_head.markov_w1"], found[f"{AT}markov_head.markov_w2"] = markov
-    for module in names.modules(config).values():
-        if module.name not in found and module.kind != "offsets":
-            found[module.name] = torch.zeros(module.shape)
-    return {name: found[name].detach().float().clone() for name in names.modules(config) if name in found}
+    for name in found:
+        if name.endswith("norm"):
+            found[name] = found[name] - backbone.norm_offset
+    return {name: found[name].detach().float().clone() for name in shapes}
+
+
+def _taps(store: FeatureStore, texts: Sequence[Text]) -> list[tuple[Tensor, ...]]:
+    features = [store.take(text.index, text.ids) for text in texts[:_PROBES]]
+    return list(zip(*(feature.taps for feature in features), strict=True))
+
+
+def _begin(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Norms do nothing, what comes out of layers and the confidence head is zero, the rest keeps a row's size."""
+    if name.endswith("norm"):
+        return torch.ones(shape)
+    if "confidence_head" in name or name.endswith(ADDING):
+        return torch.zeros(shape)
+    return (torch.rand(shape, generator=generator) * 2 - 1) / math.sqrt(shape[-1])
 
 
 def read(directory: Path, config: DrafterConfig) -> tuple[Tensor, dict[str, Tensor]]:
@@ -192,21 +201,3 @@ def assemble(config: DrafterConfig, weights: Mapping[str, Tensor], ids: Tensor, 
             module.weights = tuple(table[name] for name in wanted)  # type: ignore[assignment]
     drafter.share(store.target.weights["model.embed_tokens"].float(), store.head)
     return drafter
-
-
-def _head_norms(target: Target, layer: int, probe_T: Tensor) -> tuple[Tensor, Tensor]:
-    """The root mean square of each dim of a layer's queries and keys, f32 [H] each; dims that rotate together share."""
-    seen: list[Tensor] = []
-
-    def attend(at: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if at == layer:
-            seen.extend(heads.float().square().mean((0, 1, 2)) for heads in (q, k))
-        return attend_densely(at, x, q, k, v)
-
-    with torch.no_grad():
-        target.forward(probe_T[None], attend=attend)
-    half = target.config.rotary_dim // 2
-    for squares in seen:
-        squares[: 2 * half] = (squares[:half] + squares[half : 2 * half]).repeat(2) / 2
-    q, k = (squares.sqrt() for squares in seen)
-    return q, k

@@ -17,16 +17,15 @@ from minnow.arch.drafter import AT
 from minnow.checkpoint.writer import Writer
 from minnow.config.drafter import DIRECTORY, DrafterConfig
 from minnow.core.errors import ConfigError
-from minnow.tune import acceptance, blocks, drafter_start
+from minnow.tune import acceptance, blocks, draft_loss, drafter_start
 from minnow.tune.acceptance import Acceptance, Text
 from minnow.tune.answers import Answer
-from minnow.tune.blocks import Part, Worth
+from minnow.tune.blocks import Blocks, Part
 from minnow.tune.drafter_start import Shape
 from minnow.tune.features import FeatureStore
 from minnow.tune.run import Metrics, Position
 
 PARTS_NAME, CARD_NAME = "model.safetensors", "trained.json"
-_CROSS_ENTROPY, _DISTANCE, _CONFIDENCE = 0.1, 0.9, 1.0  # weights of the losses, as DeepSpec's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +34,17 @@ class Settings:
 
     Attributes:
         batch_sequences: in a step of the optimizer.
-        num_anchors: blocks in each sequence of a step.
+        num_first_steps: whose blocks are one slot at every place of their sequences: what the first slot learns is what
+            the others need first, and a row of it costs as much as a row of theirs.
+        num_anchors: blocks in each sequence of a step after those.
         num_held_out: sequences that a validation looks at, of each kind.
         held_out_stride: tokens between two of their places where drafts are drawn.
     """
 
     shape: Shape = field(default_factory=Shape)
-    batch_sequences: int = 4
-    num_anchors: int = 32
+    batch_sequences: int = 6
+    num_first_steps: int = 6000
+    num_anchors: int = 64
     num_held_out: int = 32
     held_out_stride: int = 4
 
@@ -92,6 +94,11 @@ class Begun:
     weights: Mapping[str, Tensor]
     draft_ids: Tensor
 
+    @property
+    def slow(self) -> list[str]:
+        """Weights whose products are added to a residual stream that begins as small as embeddings are."""
+        return [name for name in self.weights if name.endswith(drafter_start.ADDING)]
+
 
 class DrafterWork:
     """What a run does; see minnow.tune.run.Work.
@@ -116,20 +123,20 @@ class DrafterWork:
         self._store, self.texts, self._output, self._card = store, texts, output, card
         self._measured: dict[str, Acceptance] = {}
 
-    def learn(self, generator: torch.Generator) -> Metrics:
-        """Add the gradients of one step."""
-        texts, settings, num_slots = self.texts.trained, self.settings, self.begun.config.block_size
+    def learn(self, step: int, generator: torch.Generator) -> Metrics:
+        """Add the gradients of one step; prompts teach as well as answers: what counts is what the target expects."""
+        texts, settings = self.texts.trained, self.settings
+        is_first = step < settings.num_first_steps
+        num_slots = 1 if is_first else self.begun.config.block_size
         picks = torch.randint(len(texts), (settings.batch_sequences,), generator=generator).tolist()
-        parts = [self._part(texts[i], _anchors(texts[i], settings.num_anchors, generator)) for i in picks]
-        made = blocks.run(self.drafter, parts)
-        worth = blocks.weigh(self.drafter, made)
-        weight_R = made.is_valid * blocks.slot_weights(num_slots).repeat(len(made.is_valid) // num_slots)
-        weight_R = weight_R / weight_R.sum()
-        ce, tv, conf = ((weight_R * part).sum() for part in (worth.cross_entropy, worth.distance, worth.confidence))
-        loss = _CROSS_ENTROPY * ce + _DISTANCE * tv + _CONFIDENCE * conf
-        torch.autograd.backward(loss)
-        means = {"loss": loss, "ce": ce, "tv": tv, "conf": conf}
-        return {name: value.item() for name, value in means.items()} | _rates(worth, made.is_valid, num_slots)
+        parts = []
+        for text in (texts[i] for i in picks):
+            places = 1 + torch.randperm(len(text.ids) - 2, generator=generator)
+            parts.append(self._part(text, places if is_first else places[: settings.num_anchors]))
+        made = blocks.run(self.drafter, parts, num_slots=num_slots)
+        losses = draft_loss.learn(self.drafter, made)
+        found = {"divergence": losses.divergence, "distance": losses.distance, "confidence": losses.confidence}
+        return {"loss": losses.total, **found} | _rates(losses.accepted, made, num_slots)
 
     def validate(self) -> Metrics:
         """Acceptance lengths on held-out answers with all drafts of a block, also of the Markov head alone."""
@@ -188,15 +195,10 @@ class DrafterWork:
         return Part(features=self._store.take(text.index, text.ids), ids=text.ids, anchors=anchors)
 
 
-def _anchors(text: Text, count: int, generator: torch.Generator) -> Tensor:
-    """Some places of the answer that have a token after them, each once: i64 [count or fewer]."""
-    return text.start + torch.randperm(text.num_anchors, generator=generator)[:count]
-
-
-def _rates(worth: Worth, is_valid: Tensor, num_slots: int) -> Metrics:
+def _rates(accepted_R: Tensor, made: Blocks, num_slots: int) -> Metrics:
     """Mean acceptance of each slot, and the expected length of a round."""
-    accepted = torch.where(is_valid, worth.accepted, 0.0).view(-1, num_slots)
-    count = is_valid.view(-1, num_slots).sum(0).clamp(min=1)
+    accepted = torch.where(made.is_valid, accepted_R, 0.0).view(-1, num_slots)
+    count = made.is_valid.view(-1, num_slots).sum(0).clamp(min=1)
     rates = {f"accept_{k + 1}": float(value) for k, value in enumerate(accepted.sum(0) / count)}
     return {**rates, "tau": float(acceptance.expected_length(accepted, num_slots).mean())}
 

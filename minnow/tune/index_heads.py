@@ -135,7 +135,7 @@ class IndexWork:
         self.student = with_heads(material.target, self.sparse, parameters)
         self._held_out = record(self.student, material.held_out.spaced(1, settings.num_tokens), settings.num_places, 0)
 
-    def learn(self, generator: torch.Generator) -> Metrics:
+    def learn(self, step: int, generator: torch.Generator) -> Metrics:
         """Divergence of the scores' distribution over blocks from the attention's, summed over the layers."""
         window = int(torch.randint(self.settings.num_windows, (), generator=generator))
         kept = torch.load(self._recorded(window), mmap=True, weights_only=True)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -19,6 +19,7 @@ from minnow.core.errors import CheckpointError, ConfigError
 from minnow.tune import plot
 
 CHECKPOINT_S = 600.0
+SLOW_SHARE = 0.4  # of the rate, for parameters that would change too much at all of it
 _STATE, _LOG, _PLOT = Path("state") / "run.pt", "log.jsonl", "loss.svg"
 _HELD_OUT = "held_out_"
 
@@ -60,8 +61,8 @@ class Plan:
 class Work(Protocol):
     """What a run does; it owns the parameters, the run owns everything that changes them."""
 
-    def learn(self, generator: torch.Generator) -> Metrics:
-        """Add the gradients of one step to the parameters, and say what was lost; "loss" is among the metrics."""
+    def learn(self, step: int, generator: torch.Generator) -> Metrics:
+        """Add the gradients of a step, counted from 0, to the parameters; "loss" is among the metrics."""
 
     def validate(self) -> Metrics:
         """Measure on held-out text; no random choice, and gradients are left alone."""
@@ -115,7 +116,13 @@ class Run:
     """One run in its directory; it goes on where `state/` says that it stopped."""
 
     def __init__(
-        self, directory: Path, plan: Plan, parameters: Mapping[str, Tensor], settings: Mapping[str, Any]
+        self,
+        directory: Path,
+        plan: Plan,
+        parameters: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
+        *,
+        slow: Collection[str] = (),
     ) -> None:
         """Begin, or load what there is into the parameters.
 
@@ -124,6 +131,7 @@ class Run:
             plan: `steps` may differ from the piece before, which changes the schedule from here on.
             parameters: f32, by name; leaves that require grad.
             settings: plain values that make this run another one when they change.
+            slow: parameters that learn at SLOW_SHARE of the rate.
 
         Raises:
             ConfigError: the directory holds a run with other settings.
@@ -131,9 +139,11 @@ class Run:
         """
         self.directory, self.plan, self.parameters = directory, plan, dict(parameters)
         self._settings = {**settings, **{k: v for k, v in _fields(plan).items() if k != "steps"}}
-        self._optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=plan.rate, betas=(0.9, plan.second_decay), weight_decay=0.0
-        )
+        shares = {1.0: [name for name in parameters if name not in slow], SLOW_SHARE: [*slow]}
+        groups = [
+            {"params": [parameters[n] for n in names], "share": share} for share, names in shares.items() if names
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, plan.second_decay), weight_decay=0.0)
         self.step, self.seconds = 0, 0.0
         (directory / _STATE).parent.mkdir(parents=True, exist_ok=True)
         self._is_new = not (directory / _STATE).is_file()
@@ -171,9 +181,9 @@ class Run:
     def _one_step(self, work: Work) -> Metrics:
         rate = self.plan.rate_at(self.step)
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["share"]
         self._optimizer.zero_grad(set_to_none=True)
-        metrics = work.learn(step_generator(self.plan.seed, self.step))
+        metrics = work.learn(self.step, step_generator(self.plan.seed, self.step))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.plan.clip)
         self._optimizer.step()
         self.step += 1

@@ -45,6 +45,7 @@ class Target:
 
     Attributes:
         weights: our names -> [out in], or [D] of a norm. Matrices are used in `dtype`, whatever theirs is.
+        inverse_frequencies: f32 [pairs], radians a position.
         dtype: of matrix products and of q, k, v. The residual stream, norms, rotation and logits are f32.
     """
 
@@ -57,7 +58,7 @@ class Target:
         if any(config.is_moe):
             raise ConfigError("minnow tune works on models without experts; this one has them, see moe_layer_freq")
         self.config, self.weights, self.dtype = config, weights, dtype
-        self._inv_freq = inverse_frequencies(config, torch.device("cpu"))
+        self.inverse_frequencies = inverse_frequencies(config, torch.device("cpu"))
         self._turns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def replaced(self, weights: Mapping[str, Tensor]) -> Target:
@@ -147,8 +148,8 @@ class Target:
     def _turn(self, num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotation at each position: f32 [T width]; 1 and 0 where nothing turns."""
         if (num_tokens, width) not in self._turns:
-            angle = torch.arange(num_tokens)[:, None] * self._inv_freq
-            angle = functional.pad(angle.repeat(1, 2), (0, width - 2 * self._inv_freq.numel()))
+            angle = torch.arange(num_tokens)[:, None] * self.inverse_frequencies
+            angle = functional.pad(angle.repeat(1, 2), (0, width - 2 * self.inverse_frequencies.numel()))
             self._turns[num_tokens, width] = angle.cos(), angle.sin()
         return self._turns[num_tokens, width]
 

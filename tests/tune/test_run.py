@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from minnow.core.errors import CheckpointError, ConfigError
-from minnow.tune import run
-from minnow.tune.run import Metrics, Plan, Position, Run, Watch
+from minnow.tune.run import SLOW_SHARE, Metrics, Plan, Position, Run, Watch, read_log
 
 
 class Fit:
@@ -25,7 +24,7 @@ class Fit:
     def parameters(self) -> dict[str, Tensor]:
         return {"weight": self.weight}
 
-    def learn(self, generator: torch.Generator) -> Metrics:
+    def learn(self, step: int, generator: torch.Generator) -> Metrics:
         x = torch.randn(8, 4, generator=generator)
         loss = (x @ (self.weight - self._wanted)).square().mean()
         loss.backward()
@@ -70,7 +69,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     killed = Fit()
     _go(tmp_path / "killed", killed)
     assert torch.equal(whole.weight, killed.weight)
-    steps = [line["step"] for line in run.read_log(log)]
+    steps = [line["step"] for line in read_log(log)]
     assert steps == list(range(31)) and "99.0" not in log.read_text()
 
 
@@ -89,7 +88,7 @@ def test_the_hours_end_a_piece(tmp_path: Path) -> None:
 def test_an_export_knows_the_last_validation(tmp_path: Path) -> None:
     work = Fit()
     _go(tmp_path, work, stop_after=12)
-    ten = run.read_log(tmp_path / "log.jsonl")[10]
+    ten = read_log(tmp_path / "log.jsonl")[10]
     assert work.exported[-1].metrics["held_out_error"] == ten["held_out_error"]
     work = Fit()
     _go(tmp_path, work, stop_after=3)
@@ -143,3 +142,29 @@ def test_rate_rises_then_falls() -> None:
     assert rates[:10] == sorted(rates[:10]) and rates[9] == 1.0
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[100] == pytest.approx(0.1)
+
+
+def test_slow_parameters_learn_at_a_share_of_the_rate(tmp_path: Path) -> None:
+    class Even:
+        """The gradient of each parameter is one."""
+
+        def __init__(self) -> None:
+            self.parameters = {name: torch.zeros(1, requires_grad=True) for name in ("quick", "slow")}
+
+        def learn(self, step: int, generator: torch.Generator) -> Metrics:
+            for parameter in self.parameters.values():
+                parameter.grad = torch.ones(1)
+            return {"loss": float(step)}
+
+        def validate(self) -> Metrics:
+            return {}
+
+        def export(self, position: Position) -> None:
+            pass
+
+    work = Even()
+    Run(tmp_path, _plan(5), work.parameters, {}, slow=("slow",)).go(work, 1.0, Watch())
+    moved = {name: parameter.item() for name, parameter in work.parameters.items()}
+    assert moved["quick"] < 0
+    assert moved["slow"] == pytest.approx(SLOW_SHARE * moved["quick"])
+    assert [line["loss"] for line in read_log(tmp_path / "log.jsonl") if "loss" in line] == [0.0, 1.0, 2.0, 3.0, 4.0]
