@@ -103,7 +103,8 @@ def vllm_table() -> str:
     """What becomes of the words of vLLM."""
     about = (
         f"What Minnow makes of the command lines of vLLM {vllm.VERSION}. A refused flag stops the start with its "
-        "reason; one without effect is logged. Flags that no row names are unknown.\n"
+        "reason; so does one that is not served yet, but `minnow plan` and `--dry-run` take it. One without effect is "
+        "logged. Flags that no row names are unknown.\n"
     )
     parts = ["# Flags of vLLM\n", _MADE, about]
     for title, rows in (("Flags", vllm.FLAGS), ("Environment", vllm.ENVIRONMENT)):

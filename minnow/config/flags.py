@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         else:
             _add_setting(groups[item.group], item)
     for row in vllm.FLAGS:
-        if row.verdict in ("no effect", "refused"):
+        if row.verdict not in ("same", "other meaning"):
             _add_foreign(parser, row)
 
 
@@ -201,7 +201,8 @@ def _with_dashes(word: str) -> str:
 def _unknown_flag(parser: argparse.ArgumentParser, flag: str) -> str:
     row = vllm.find(flag.split(".")[0])
     if row is not None and row.reason:
-        return f"{flag} is refused: {row.reason}" if row.verdict == "refused" else f"leave {flag} out: {row.reason}"
+        is_lacking = row.verdict in ("not yet", "refused")
+        return f"{flag} is refused: {row.reason}" if is_lacking else f"leave {flag} out: {row.reason}"
     # argparse has no public list of what it knows
     shown = [s for action in parser._actions if action.help != argparse.SUPPRESS for s in action.option_strings]
     near = difflib.get_close_matches(flag, shown, n=1, cutoff=0.5)

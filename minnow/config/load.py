@@ -36,10 +36,12 @@ class Loaded:
     Attributes:
         config: "auto" and 0 are still in it; `resolve_auto` replaces them.
         origin_by_field: setting name -> "default", "file NAME", "environment NAME" or "flag --name".
+        foreign: what vLLM's own words come to.
     """
 
     config: EngineConfig
     origin_by_field: Mapping[str, str]
+    foreign: vllm.Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +51,14 @@ class _Given:
     origin: str
 
 
-def load(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Loaded:
+def load(args: argparse.Namespace, environ: Mapping[str, str] | None = None, *, is_planning: bool = False) -> Loaded:
     """Put a configuration together: defaults, then the file, then the environment, then the flags.
 
     Args:
         args: what `flags.parse` found for a parser that went through `flags.add_arguments`.
         environ: the environment; None reads the process's own.
+        is_planning: nothing is launched: what a launch does not do yet is taken, and nothing is logged; the caller
+            shows `Loaded.foreign`.
 
     Raises:
         ConfigError: an unknown name, a value that does not fit, or a vLLM flag that is refused.
@@ -66,7 +70,7 @@ def load(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> 
     given = [*(_from_file(Path(file)) if file else ()), *_from_environment(environ)]
     given += [_Given(name=name, value=value, origin=_flag_origin(name, value, tag)) for name, value in found.items()]
     foreign = {k.removeprefix(vllm.DEST): v for k, v in vars(args).items() if k.startswith(vllm.DEST)}
-    return _assemble(given, foreign, environ)
+    return _assemble(given, foreign, environ, is_planning=is_planning)
 
 
 def from_values(values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Loaded:
@@ -80,7 +84,13 @@ def from_values(values: Mapping[str, object], environ: Mapping[str, str] | None 
     return _assemble(given, {}, environ)
 
 
-def _assemble(given: list[_Given], foreign: dict[str, object], environ: Mapping[str, str] | None) -> Loaded:
+def _assemble(
+    given: list[_Given],
+    foreign: dict[str, object],
+    environ: Mapping[str, str] | None,
+    *,
+    is_planning: bool = False,
+) -> Loaded:
     config, origins = EngineConfig(), dict.fromkeys(flags.settings(), "default")
     for item in _expand(given):
         setting = flags.settings().get(item.name)
@@ -92,12 +102,14 @@ def _assemble(given: list[_Given], foreign: dict[str, object], environ: Mapping[
         else:
             raise ConfigError(_unknown(item))
     outcome = vllm.judge(foreign, environ)
-    if outcome.refused:
-        raise ConfigError("; ".join(f"{flag} is refused: {reason}" for flag, reason in outcome.refused.items()))
-    log = Logger("config")
-    for flag, reason in outcome.ignored.items():
-        log.warning("no effect", flag=flag, because=reason)
-    return Loaded(config=config, origin_by_field=origins)
+    refused = outcome.refused if is_planning else {**outcome.refused, **outcome.not_yet}
+    if refused:
+        raise ConfigError("; ".join(f"{flag} is refused: {reason}" for flag, reason in refused.items()))
+    if not is_planning:
+        log = Logger("config")
+        for flag, reason in outcome.ignored.items():
+            log.warning("no effect", flag=flag, because=reason)
+    return Loaded(config=config, origin_by_field=origins, foreign=outcome)
 
 
 def _expand(given: Iterable[_Given]) -> list[_Given]:

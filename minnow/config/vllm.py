@@ -1,4 +1,4 @@
-"""table of vLLM flags: same, other meaning, no effect, refused (with a reason)"""
+"""table of vLLM flags: same, other meaning, no effect, not yet, refused (with a reason)"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from minnow.core import env
 VERSION = "0.33.0"
 DEST = "vllm:"  # before the flag's name in a Namespace
 
-Verdict = Literal["same", "other meaning", "no effect", "refused"]
+Verdict = Literal["same", "other meaning", "no effect", "not yet", "refused"]  # "not yet": planned with, no launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Row:
         flag: "--enforce-eager", "--attention-config.indexer_decode_cp" (a key of a JSON flag), or "VLLM_USE_V1".
         reason: why, and what to use; a clause.
         harmless: values of a refused flag that ask for nothing Minnow lacks; they have no effect.
+        choices: the values there are; empty where any goes.
+        needs_value: a recipe leaves it to be filled in; set but empty, it is not ready for a launch.
     """
 
     flag: str
@@ -29,6 +31,8 @@ class Row:
     takes_value: bool = True
     takes_many: bool = False
     harmless: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    needs_value: bool = False
 
 
 def _same(*flags: str) -> tuple[Row, ...]:
@@ -53,15 +57,23 @@ def _refused(
     return tuple(Row(flag=f, verdict="refused", reason=reason, aliases=aliases, harmless=harmless) for f in flags)
 
 
+def _later(reason: str, *flags: str, harmless: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> tuple[Row, ...]:
+    return tuple(Row(flag=f, verdict="not yet", reason=reason, harmless=harmless, choices=choices) for f in flags)
+
+
 _KERNELS = "--kernel-backends chooses the backend of each operation"
 _GRAPHS = "steps run as they are; nothing is compiled or captured"
 _ONE_DEVICE = "one device sends nothing, so there is nothing to overlap"
 _MACHINES = "an engine has one process on one machine; leave it out"
+_EXPERTS = "experts are not converted when they are loaded; minnow convert writes a checkpoint that has them so"
+_REASONING = "reasoning is not split from the text yet; leave it out"
+_PARSERS = ("minimax_m3",)
 _FORMATS = "weights are served in the checkpoint's own formats; minnow convert writes others"
 _TOOLS = "tool calls are not parsed yet; leave it out"
 _TEXT_ONLY = "only text is served, images and videos are refused"
 _LORA = "LoRA adapters are not served yet; leave it out"
 _TRANSFER = "blocks are not moved between machines or to host memory yet; leave it out"
+_APART = "blocks are not moved between machines"
 _PROXY = "the server speaks plain HTTP; put a proxy before it"
 
 FLAGS: tuple[Row, ...] = (
@@ -102,7 +114,8 @@ FLAGS: tuple[Row, ...] = (
         harmless=("auto", "safetensors"),
     ),
     *_refused(_FORMATS, "--quantization", aliases=("-q",)),
-    *_refused(_FORMATS, "--quantization-config", "--quantization-config.moe", "--hf-overrides"),
+    *_refused(_FORMATS, "--hf-overrides"),
+    *_later(_EXPERTS, "--quantization-config", "--quantization-config.moe"),
     *_refused("the model is the directory that is named; leave it out", "--revision", "--code-revision"),
     *_refused("the tokenizer is the one in the model's directory; leave it out", "--tokenizer", "--tokenizer-revision"),
     *_refused("only tokenizer.json is read; leave it out", "--tokenizer-mode", harmless=("auto", "hf")),
@@ -112,11 +125,14 @@ FLAGS: tuple[Row, ...] = (
     *_refused("weights stay on the device; leave it out", "--cpu-offload-gb", harmless=("0",)),
     # features that do not exist yet
     *_refused("give --speculative-config instead", "--spec-method", "--spec-model", "--spec-tokens"),
-    *_refused(_TOOLS, "--tool-call-parser", "--tool-parser-plugin"),
-    *_switches("refused", _TOOLS, "--enable-auto-tool-choice"),
-    *_refused("reasoning is not split from the text yet; leave it out", "--reasoning-parser", "--reasoning-config"),
+    *_later(_TOOLS, "--tool-call-parser", choices=_PARSERS),
+    *_switches("not yet", _TOOLS, "--enable-auto-tool-choice"),
+    *_later(_REASONING, "--reasoning-parser", choices=_PARSERS),
+    *_refused(_TOOLS, "--tool-parser-plugin"),
+    *_refused(_REASONING, "--reasoning-config"),
     *_refused("grammars are not served yet; leave it out", "--structured-outputs-config"),
-    *_refused(_TRANSFER, "--kv-transfer-config", "--kv-events-config", "--ec-transfer-config"),
+    *_later(_TRANSFER, "--kv-transfer-config"),
+    *_refused(_TRANSFER, "--kv-events-config", "--ec-transfer-config"),
     *_refused(_TRANSFER, "--kv-offloading-size", "--kv-offloading-backend"),
     *_switches("refused", _LORA, "--enable-lora"),
     Row(flag="--lora-modules", verdict="refused", reason=_LORA, takes_many=True),
@@ -130,12 +146,13 @@ FLAGS: tuple[Row, ...] = (
               harmless=("1",)),
     *_refused("not served yet; leave it out", "--decode-context-parallel-size", aliases=("-dcp",), harmless=("1",)),
     *_refused("not served yet; leave it out", "--prefill-context-parallel-size", aliases=("-pcp",), harmless=("1",)),
-    *_refused(_MACHINES, "--nnodes", harmless=("1",)),
-    *_refused(_MACHINES, "--node-rank", harmless=("0",)),
-    *_refused(_MACHINES, "--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port"),
-    *_refused(_MACHINES, "--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-start-rank"),
+    *_later(_MACHINES, "--nnodes", harmless=("1",)),
+    *_later(_MACHINES, "--node-rank", harmless=("0",)),
+    *_later(_MACHINES, "--master-addr", "--master-port", "--data-parallel-address", "--data-parallel-rpc-port"),
+    *_later(_MACHINES, "--data-parallel-size-local", "--data-parallel-rank", "--data-parallel-start-rank"),
     *_refused(_MACHINES, "--data-parallel-backend", harmless=("mp",)),
-    *_switches("refused", _MACHINES, "--headless", "--data-parallel-hybrid-lb", "--data-parallel-external-lb"),
+    *_switches("not yet", _MACHINES, "--headless"),
+    *_switches("refused", _MACHINES, "--data-parallel-hybrid-lb", "--data-parallel-external-lb"),
     *_switches("refused", "experts are not moved while serving; leave it out", "--enable-eplb"),
     # the door
     *_switches("no effect", "requests are never logged", "--enable-log-requests", "--disable-log-requests"),
@@ -158,7 +175,8 @@ ENVIRONMENT: tuple[Row, ...] = (
     *_ignored("one device splits no tokens", "VLLM_ROCM_MINIMAX_M3_SP_PREFILL"),
     *_ignored("the door waits for its engine as long as it takes", "VLLM_ENGINE_READY_TIMEOUT_S"),
     *_ignored("--engine-step-timeout says how long a step may take", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
-    *_ignored("blocks are not moved between machines", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+    Row(flag="VLLM_NIXL_SIDE_CHANNEL_HOST", verdict="no effect", reason=_APART, needs_value=True),
+    *_ignored(_APART, "VLLM_NIXL_SIDE_CHANNEL_PORT"),
     *_refused("a block always holds all its layers, as in BLHNC", "VLLM_KV_CACHE_LAYOUT", harmless=("BLHNC",)),
     *_refused("it would guard nothing here; set MINNOW_API_KEY or --api-key", "VLLM_API_KEY"),
     *_ignored("use --kv-cache-memory-bytes", "VLLM_CPU_KVCACHE_SPACE"),
@@ -174,10 +192,17 @@ def find(name: str) -> Row | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the vLLM words of a command line and environment come to: flag -> reason."""
+    """What the vLLM words of a command line and environment come to.
 
-    ignored: dict[str, str]
-    refused: dict[str, str]
+    Attributes:
+        value_by_flag: all that are given.
+        ignored, not_yet, refused: flag -> reason. A plan may be made with what a launch does not do yet.
+    """
+
+    value_by_flag: Mapping[str, object]
+    ignored: Mapping[str, str]
+    not_yet: Mapping[str, str]
+    refused: Mapping[str, str]
 
 
 def judge(values_by_flag: Mapping[str, object], environ: Mapping[str, str] | None = None) -> Outcome:
@@ -187,16 +212,26 @@ def judge(values_by_flag: Mapping[str, object], environ: Mapping[str, str] | Non
         values_by_flag: flag of `FLAGS` -> the value given (text, a list of texts, or a bool).
         environ: the environment; None reads the process's own.
     """
-    given = dict(values_by_flag)
-    given.update({k: v for k, v in env.read_prefixed("VLLM_", environ).items() if v})
-    ignored: dict[str, str] = {}
-    refused: dict[str, str] = {}
+    given = {**values_by_flag, **env.read_prefixed("VLLM_", environ)}
+    found: dict[str, dict[str, str]] = {"no effect": {}, "not yet": {}, "refused": {}}
     for flag, value in given.items():
-        row = find(flag)
-        if row is None:
-            ignored[flag] = "Minnow does not read it"
-        elif row.verdict == "refused" and value is not False and str(value) not in row.harmless:
-            refused[flag] = row.reason
-        else:
-            ignored[flag] = row.reason
-    return Outcome(ignored=ignored, refused=refused)
+        verdict, reason = _judge(find(flag), flag, value)
+        if verdict:
+            found[verdict][flag] = reason
+    return Outcome(value_by_flag=given, ignored=found["no effect"], not_yet=found["not yet"], refused=found["refused"])
+
+
+def _judge(row: Row | None, flag: str, value: object) -> tuple[str, str]:
+    """Verdict and reason; both are empty where nothing was asked for."""
+    is_variable = not flag.startswith("-")
+    if is_variable and not value:
+        lacks = row is not None and row.needs_value
+        return (
+            ("not yet", "it is empty; set this node's own address, which the other one reaches") if lacks else ("", "")
+        )
+    if row is None:
+        return "no effect", "Minnow does not read it"
+    if row.choices and value not in row.choices:
+        return "refused", f"it is {value!r}; it must be one of {', '.join(row.choices)}"
+    asks = value is not False and str(value) not in row.harmless
+    return (row.verdict, row.reason) if asks else ("no effect", row.reason)

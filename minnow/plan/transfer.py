@@ -79,6 +79,18 @@ def between(prefill: Capacity, decode: Capacity) -> Transfer:
     return dataclasses.replace(moved, has_one_layout=here.layout_id == there.layout_id)
 
 
+def huge_pages(bytes_a_rank: int, num_ranks: int) -> int:
+    """Pages of 1 GiB that some ranks need on a node.
+
+    Raises:
+        ConfigError: a rank's memory does not fill whole pages.
+    """
+    if bytes_a_rank <= 0 or bytes_a_rank % HUGE_PAGE_BYTES:
+        whole = max(round(bytes_a_rank / HUGE_PAGE_BYTES), 1)
+        raise ConfigError(f"host memory is {bytes_a_rank} bytes a rank, no whole number of 1 GiB pages; set {whole}GiB")
+    return bytes_a_rank // HUGE_PAGE_BYTES * num_ranks
+
+
 def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int) -> Offload:
     """What host memory holds.
 
@@ -89,16 +101,12 @@ def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int) -> Offload:
     Raises:
         ConfigError: they do not fill whole huge pages.
     """
-    if bytes_a_rank <= 0 or bytes_a_rank % HUGE_PAGE_BYTES:
-        whole = max(round(bytes_a_rank / HUGE_PAGE_BYTES), 1)
-        raise ConfigError(
-            f"--host-memory is {bytes_a_rank} bytes a rank, no whole number of 1 GiB pages; set {whole}GiB"
-        )
+    num_huge_pages = huge_pages(bytes_a_rank, num_ranks)
     num_blocks = bytes_a_rank // layout.row_bytes
     return Offload(
         bytes_a_rank=bytes_a_rank,
         num_blocks=num_blocks,
         num_tokens=num_blocks * layout.block_size,
         total_bytes=bytes_a_rank * num_ranks,
-        num_huge_pages=bytes_a_rank // HUGE_PAGE_BYTES * num_ranks,
+        num_huge_pages=num_huge_pages,
     )

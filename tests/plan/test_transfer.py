@@ -41,7 +41,7 @@ def test_host_memory_in_huge_pages() -> None:
 
 @pytest.mark.parametrize("num_bytes", [0, GIB - 1, 560 * 10**9])
 def test_host_memory_must_fill_pages(num_bytes: int) -> None:
-    with pytest.raises(ConfigError, match=rf"--host-memory is {num_bytes} bytes a rank.*set \d+GiB"):
+    with pytest.raises(ConfigError, match=rf"host memory is {num_bytes} bytes a rank.*set \d+GiB"):
         transfer.offload(row("tp4"), num_bytes, 4)
 
 

@@ -1,0 +1,157 @@
+"""rules of a recipe: sizes, sums and addresses that follow from a choice, each with its reason"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minnow.core.errors import ConfigError
+from minnow.core.units import parse_bytes
+from minnow.plan import hardware, recipe_table
+from minnow.plan.recipe import Choice
+
+PORT_BY_ROLE = {"prefill": "8100", "decode": "8200"}
+PROXY_PORT = "8000"  # also an engine's own, where no --port says otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """One engine's process while it is put together.
+
+    Attributes:
+        node: of the engine, from 0.
+        parallel: tp, tep or dep.
+        devices: of the engine, on all its nodes.
+        flags, env: what the layers have set.
+        connector: keys of the connectors, "nixl", "host", "policy" and "host_memory", as the layers have set them.
+    """
+
+    choice: Choice
+    role: str
+    node: int
+    parallel: str
+    devices: int
+    flags: Mapping[str, Any]
+    env: Mapping[str, Any]
+    connector: Mapping[str, Any]
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of a rank for cache. A decode engine has none: its cache comes from prefill."""
+        if self.role == "decode":
+            return 0
+        return self.choice.host_memory_bytes or parse_bytes(self.connector.get("host_memory", "0"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What follows from a choice: `flags` gives settings that are merged like a layer's."""
+
+    reason: str
+    flags: Callable[[Draft], Mapping[str, Any]]
+
+
+def devices_of(choice: Choice, role: str) -> tuple[str, int]:
+    """The way an engine's devices share the work, and their number on a node.
+
+    Raises:
+        ConfigError: a node has not so many.
+    """
+    table = recipe_table.read()
+    strategy = table.strategies[choice.strategy]
+    parallel, devices = strategy.parallel, choice.devices
+    if len(strategy.roles) > 1:
+        split = table.splits[choice.platform]
+        parallel, devices = split.parallel, split.prefill if role == "prefill" else split.decode
+    most = hardware.read(choice.hardware).devices_per_node
+    if devices > most:
+        raise ConfigError(f"{choice.strategy} takes {devices} devices, but a node of {choice.hardware} has {most}")
+    return parallel, devices
+
+
+def _share_devices(of: Draft) -> Mapping[str, Any]:
+    experts = {"--enable-expert-parallel": True} if of.parallel != "tp" else {}
+    flag = "--data-parallel-size" if of.parallel == "dep" else "--tensor-parallel-size"
+    return {flag: str(of.devices), **experts}
+
+
+def _find_each_other(of: Draft) -> Mapping[str, Any]:
+    nodes, head = of.choice.nodes, of.choice.hosts.get("head", "")
+    if nodes == 1:
+        return {}
+    follows = {"--headless": True} if of.node else {}
+    if of.parallel == "dep":
+        local = of.devices // nodes
+        start = {"--data-parallel-start-rank": str(of.node * local)} if of.node else {}
+        return {"--data-parallel-size-local": str(local), "--data-parallel-address": head, **start, **follows}
+    return {"--nnodes": str(nodes), "--node-rank": str(of.node), "--master-addr": head, **follows}
+
+
+def _leave_index_whole(of: Draft) -> Mapping[str, Any]:
+    has = of.role == "prefill" and "indexer_decode_cp" in of.flags.get("--attention-config", {})
+    return {"--attention-config": {"indexer_decode_cp": ""}} if has else {}
+
+
+def _capture_whole_steps(of: Draft) -> Mapping[str, Any]:
+    graphs, sequences = of.flags.get("--compilation-config", {}), of.flags.get("--max-num-seqs")
+    if graphs.get("cudagraph_mode") != "FULL_DECODE_ONLY" or sequences is None:
+        return {}
+    drafts = of.flags.get("--speculative-config", {}).get("num_speculative_tokens", 0)
+    return {"--compilation-config": {"max_cudagraph_capture_size": int(sequences) * (1 + drafts)}}
+
+
+def _listen(of: Draft) -> Mapping[str, Any]:
+    return {"--port": PORT_BY_ROLE[of.role]} if of.role in PORT_BY_ROLE else {}
+
+
+def _connect(of: Draft) -> Mapping[str, Any]:
+    connectors = [*_nixl(of), *_host(of)]
+    if not connectors:
+        return {}
+    policy = {"kv_load_failure_policy": of.connector["policy"]} if of.connector.get("policy") else {}
+    if len(connectors) == 1:
+        one, *more = connectors[0].items(), policy.items()
+        first, last = list(one)[:2], list(one)[2:]
+        return {"--kv-transfer-config": dict([*first, *(pair for pairs in more for pair in pairs), *last])}
+    extra = {"kv_connector_extra_config": {"connectors": connectors}}
+    return {"--kv-transfer-config": {"kv_connector": "MultiConnector", "kv_role": "kv_both", **policy, **extra}}
+
+
+def _nixl(of: Draft) -> Iterator[dict[str, Any]]:
+    if of.role in PORT_BY_ROLE:
+        role = "kv_producer" if of.role == "prefill" else "kv_consumer"
+        extra = {"kv_connector_extra_config": dict(of.connector["nixl"])}
+        yield {"kv_connector": "NixlConnector", "kv_role": role, **extra}
+
+
+def _host(of: Draft) -> Iterator[dict[str, Any]]:
+    if of.host_bytes:
+        extra = {**of.connector["host"], "cpu_bytes_to_use_per_rank": of.host_bytes}
+        yield {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+RULES = (
+    Rule(reason="an engine takes a node's devices, unless the recipe or a preset names fewer", flags=_share_devices),
+    Rule(reason="each node is told of the first one; all but that one serve no requests", flags=_find_each_other),
+    Rule(reason="a node that never decodes has no index scores to split", flags=_leave_index_whole),
+    Rule(reason="a graph for every sequence's own token and its drafts", flags=_capture_whole_steps),
+    Rule(reason="prefill on 8100, decode on 8200, a proxy on 8000 before them", flags=_listen),
+    Rule(reason="prefill sends blocks, decode takes them; host memory keeps those of prefill", flags=_connect),
+)
+
+
+def own_address(of: Draft) -> Mapping[str, str]:
+    """The variable with the address that the other node of a prefill/decode pair reaches this one at."""
+    return {"VLLM_NIXL_SIDE_CHANNEL_HOST": of.choice.hosts.get(of.role, "")} if of.role in PORT_BY_ROLE else {}
+
+
+def check_addresses(choice: Choice) -> None:
+    """Refuse a choice whose commands lack an address.
+
+    Raises:
+        ConfigError: names what to give.
+    """
+    strategy = recipe_table.read().strategies[choice.strategy]
+    needed = list(PORT_BY_ROLE) if len(strategy.roles) > 1 else ["head"] if strategy.has_many_nodes else []
+    missing = [f"{role}_host=ADDRESS" for role in needed if role not in choice.hosts]
+    if missing:
+        raise ConfigError(f"{choice.strategy} needs {' and '.join(missing)}: an address that the other nodes reach")
