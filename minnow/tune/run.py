@@ -139,11 +139,14 @@ class Run:
         """
         self.directory, self.plan, self.parameters = directory, plan, dict(parameters)
         self._settings = {**settings, **{k: v for k, v in _fields(plan).items() if k != "steps"}}
-        shares = {1.0: [name for name in parameters if name not in slow], SLOW_SHARE: [*slow]}
-        groups = [
-            {"params": [parameters[n] for n in names], "share": share} for share, names in shares.items() if names
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=plan.rate, betas=(0.9, plan.second_decay), weight_decay=0.0)
+        quick = [name for name in parameters if name not in slow]
+        self._shares = [share for share, names in ((1.0, quick), (SLOW_SHARE, slow)) if names]
+        self._optimizer = torch.optim.AdamW(
+            [{"params": [parameters[name] for name in names]} for names in (quick, slow) if names],
+            lr=plan.rate,
+            betas=(0.9, plan.second_decay),
+            weight_decay=0.0,
+        )
         self.step, self.seconds = 0, 0.0
         (directory / _STATE).parent.mkdir(parents=True, exist_ok=True)
         self._is_new = not (directory / _STATE).is_file()
@@ -180,8 +183,8 @@ class Run:
 
     def _one_step(self, work: Work) -> Metrics:
         rate = self.plan.rate_at(self.step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate * group["share"]
+        for group, share in zip(self._optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = rate * share
         self._optimizer.zero_grad(set_to_none=True)
         metrics = work.learn(self.step, step_generator(self.plan.seed, self.step))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.plan.clip)
