@@ -10,12 +10,28 @@ from typing import Any
 from minnow.checkpoint import demo
 from minnow.config import flags, load
 from minnow.config import model as model_config
+from minnow.config.load import Loaded
 from minnow.config.model import ModelConfig
 from minnow.config.parallel import ParallelConfig
 from minnow.core.errors import ConfigError
 from minnow.core.units import parse_bytes
-from minnow.plan import capacity, claims, deployment, document, forecast, hardware, published, report, transfer
+from minnow.plan import (
+    capacity,
+    claims,
+    command,
+    deployment,
+    document,
+    forecast,
+    hardware,
+    published,
+    recipe,
+    recipe_build,
+    report,
+    transfer,
+)
+from minnow.plan.capacity import Capacity
 from minnow.plan.deployment import Deployment
+from minnow.plan.hardware import Sheet
 
 HELP = "show what a model takes and holds on given hardware"
 
@@ -57,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser)
     for flag, metavar, text in _VALUES:
         parser.add_argument(flag, metavar=metavar, default="", help=text)
+    parser.add_argument("--recipe", nargs="+", metavar="KEY=VALUE", default=(), help="a choice of minnow recipe")
     for flag, text in _SWITCHES:
         parser.add_argument(flag, action="store_true", help=text)
 
@@ -78,31 +95,95 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    engine = _settle(args, args.strategy)
-    found = capacity.measure(engine)
-    shown: dict[str, object] = {"plan": found}
+    if args.recipe:
+        return _recipe(args)
+    loaded, device = load.load(args, is_planning=True), hardware.read(args.hardware or hardware.HERE)
+    if args.strategy and loaded.config.parallel != ParallelConfig():
+        raise ConfigError(f"--strategy {args.strategy} and -tp, -dp or -ep are both given; leave one out")
+    found = capacity.measure(settle(loaded, device, args.strategy, **_asked(args)))
+    checked = command.check(loaded, found.deployment)
+    shown: dict[str, object] = {"plan": found, "command": checked}
     lines = [*report.plan(found)]
     if args.prefill:
-        prefill = capacity.measure(_settle(args, args.prefill))
+        prefill = capacity.measure(settle(loaded, device, args.prefill, **_asked(args)))
         moved = transfer.between(prefill, found)
         shown |= {"prefill": prefill, "move": moved}
         lines = ["Decode", *lines, "", "Prefill", *report.plan(prefill), "", *report.move(moved)]
     if args.host_memory:
-        kept = transfer.offload(found.allocated.layout, parse_bytes(args.host_memory), engine.num_ranks)
+        if checked.host is not None:
+            raise ConfigError(f"--host-memory is {args.host_memory}, but a connector keeps some, too; leave one out")
+        kept = transfer.offload(found.allocated.layout, parse_bytes(args.host_memory), found.deployment.num_ranks)
         shown["host"] = kept
         lines += ["", *report.host(kept)]
+    _print(args, shown, [*lines, *report.command(checked)])
+    return 1 if checked.problems else 0
+
+
+def _recipe(args: argparse.Namespace) -> int:
+    """Add up each engine of a recipe; 1 where something in it is to be mended."""
+    own = [word for word in ("hardware", "strategy", "prefill", "nodes", "host_memory") if getattr(args, word)]
+    for name in (*command.own_settings(args), *own):
+        raise ConfigError(f"--recipe brings its own settings, and {name.replace('_', '-')} is given, too; leave it out")
+    choice = recipe.choose(args.recipe)
+    built = recipe_build.build(choice)
+    shown: dict[str, object] = {"recipe": choice, "status": built.status}
+    lines = [f"{built.model} by a recipe: {choice.hardware}, {choice.strategy}, {built.status}"]
+    found: dict[str, Capacity] = {}
+    num_problems = 0
+    for process in (process for process in built.processes if not process.node):
+        loaded = command.read(built, process)
+        engine = settle(loaded, hardware.read(choice.hardware), is_drafting=False, **_asked(args))
+        found[process.role] = capacity.measure(engine)
+        checked = command.check(loaded, engine)
+        shown[process.role] = {"plan": found[process.role], "command": checked}
+        lines += ["", process.role.capitalize(), *report.plan(found[process.role]), *report.command(checked)]
+        num_problems += len(checked.problems)
+    if len(found) > 1:
+        moved = transfer.between(found["prefill"], found["decode"])
+        shown["move"] = moved
+        lines += ["", *report.move(moved)]
     _print(args, shown, lines)
-    return 0
+    return 1 if num_problems else 0
 
 
-def _settle(args: argparse.Namespace, strategy: str) -> Deployment:
-    loaded = load.load(args)
-    config, device = loaded.config, hardware.read(args.hardware or hardware.HERE)
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command's own arguments say about a deployment."""
+    return {
+        "context_tokens": _whole(args.context, "--context"),
+        "num_nodes": _whole(args.nodes, "--nodes"),
+        "reserve": args.reserve,
+        "experts_format": args.experts_format,
+        "has_sequence_parallel": args.sequence_parallel_prefill,
+        "has_hybrid_manager": args.hybrid_kv_cache_manager,
+    }
+
+
+def settle(
+    loaded: Loaded,
+    device: Sheet,
+    strategy: str = "",
+    *,
+    context_tokens: int = 0,
+    num_nodes: int = 0,
+    reserve: str = "",
+    experts_format: str = "",
+    has_sequence_parallel: bool = False,
+    has_hybrid_manager: bool = False,
+    is_drafting: bool = True,
+) -> Deployment:
+    """A deployment from settings, vLLM's words among them, and what is asked for beside them.
+
+    Args:
+        strategy: in a word, instead of the settings'.
+        is_drafting: a published model drafts without being asked to.
+
+    Raises:
+        ConfigError: no model is named, or as `deployment.settle`.
+    """
+    config, foreign = loaded.config, loaded.foreign
     if not config.model:
         raise ConfigError("minnow plan needs a model: a directory, or a published name such as minimax-m3.1-flash")
-    name, model, directory, is_published = _find(config.model)
-    if args.strategy and config.parallel != ParallelConfig():
-        raise ConfigError(f"--strategy {args.strategy} and -tp, -dp or -ep are both given; leave one out")
+    name, model, directory, is_published = find(config.model)
     if strategy:
         config = dataclasses.replace(config, parallel=deployment.parallel_of(strategy))
     if loaded.origin_by_field["gpu_memory_utilization"] == "default" and device.kind == "gpu":
@@ -114,13 +195,13 @@ def _settle(args: argparse.Namespace, strategy: str) -> Deployment:
         directory,
         config,
         device,
-        context_tokens=_whole(args.context, "--context"),
-        num_nodes=_whole(args.nodes, "--nodes"),
-        reserve=args.reserve,
-        experts_format=args.experts_format,
-        has_sequence_parallel=args.sequence_parallel_prefill,
-        has_hybrid_manager=args.hybrid_kv_cache_manager,
-        is_drafting=is_published,
+        context_tokens=context_tokens,
+        num_nodes=num_nodes or command.num_nodes(foreign),
+        reserve=reserve,
+        experts_format=experts_format or command.experts_format(foreign),
+        has_sequence_parallel=has_sequence_parallel or command.has_sequence_parallel(foreign),
+        has_hybrid_manager=has_hybrid_manager,
+        is_drafting=is_drafting and is_published,
     )
 
 
@@ -133,7 +214,7 @@ def _whole(text: str, flag: str) -> int:
     return value
 
 
-def _find(name: str) -> tuple[str, ModelConfig, Path, bool]:
+def find(name: str) -> tuple[str, ModelConfig, Path, bool]:
     """A model's name, configuration and directory, and whether only its published configuration is here."""
     directory = Path(name).expanduser()
     published_config = None if (directory / "config.json").is_file() else model_config.known(name)

@@ -1,6 +1,7 @@
 """minnow serve: the OpenAI API on a port"""
 
 import argparse
+import dataclasses
 import signal
 from pathlib import Path
 from types import FrameType
@@ -8,9 +9,10 @@ from types import FrameType
 import minnow
 from minnow.config import flags, generation, load
 from minnow.config import model as model_config
-from minnow.config.engine import EngineConfig, check
+from minnow.config.engine import EngineConfig, check, problems
+from minnow.config.load import Loaded
 from minnow.core import env
-from minnow.core.errors import ConfigError
+from minnow.core.errors import CapacityError, ConfigError
 
 HELP = "serve a model over HTTP, as the OpenAI API"
 
@@ -18,11 +20,13 @@ HELP = "serve a model over HTTP, as the OpenAI API"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     flags.add_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be served and what is in the way; 1 "
+                        "where something is to be mended")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Load the model, serve it until a signal comes, and leave with 0."""
-    loaded = load.load(args)
+    loaded = load.load(args, is_planning=args.dry_run)
     config = loaded.config
     if not config.model:
         raise ConfigError("minnow serve needs a model: minnow serve MODEL")
@@ -33,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "PROMETHEUS_MULTIPROC_DIR is set, for metrics of several processes; unset it, there is one here"
         )
+    if args.dry_run:
+        return _dry_run(loaded)
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _serve(config)
@@ -43,6 +49,30 @@ def run(args: argparse.Namespace) -> int:
     for number in before:
         signal.signal(number, signal.SIG_IGN)  # the process ends now; one signal more is no failure
     return 0
+
+
+def _dry_run(loaded: Loaded) -> int:
+    """Print the plan of a command on this machine, and all that keeps it from being launched here."""
+    from minnow.cli import plan  # only now: serving needs no planner
+    from minnow.plan import capacity, command, hardware, report
+
+    name, model, _, is_published = plan.find(loaded.config.model)
+    engine = plan.settle(loaded, hardware.read(hardware.HERE), is_drafting=False)
+    checked = command.check(loaded, engine)
+    refusals = [f"{flag}: {reason}" for flag, reason in checked.not_yet.items()]
+    refusals += problems(load.resolve_auto(loaded.config, model), model)
+    if is_published:
+        refusals.append(f"the weights of {name} are not here, its configuration is; name a directory that holds them")
+    lines = [f"{name}, {engine.strategy}: a dry run, no weights are read"]
+    try:
+        lines += ["", *report.plan(capacity.measure(engine))]
+    except CapacityError as error:
+        refusals.append(str(error))
+    lines += report.command(dataclasses.replace(checked, not_yet={}))
+    lines += ["", "A launch here is refused:" if refusals else "A launch here would start."]
+    lines += [f"  {sentence}" for sentence in refusals]
+    print("\n".join(lines))
+    return 1 if checked.problems else 0
 
 
 def _serve(config: EngineConfig) -> None:

@@ -64,6 +64,7 @@ def _later(reason: str, *flags: str, harmless: tuple[str, ...] = (), choices: tu
 _KERNELS = "--kernel-backends chooses the backend of each operation"
 _GRAPHS = "steps run as they are; nothing is compiled or captured"
 _ONE_DEVICE = "one device sends nothing, so there is nothing to overlap"
+_HALVES = "steps are never split in two, since one device sends nothing; a plan checks the thresholds"
 _MACHINES = "an engine has one process on one machine; leave it out"
 _EXPERTS = "experts are not converted when they are loaded; minnow convert writes a checkpoint that has them so"
 _REASONING = "reasoning is not split from the text yet; leave it out"
@@ -100,13 +101,14 @@ FLAGS: tuple[Row, ...] = (
     *_switches("no effect", "all layers always share one block table", "--disable-hybrid-kv-cache-manager"),
     *_switches("no effect", "prompts longer than a step are always split", "--enable-chunked-prefill"),
     *_switches("no effect", "the loop fits the device by itself", "--async-scheduling"),
-    *_switches("no effect", _ONE_DEVICE, "--enable-dbo", "--disable-custom-all-reduce"),
-    *_ignored(_ONE_DEVICE, "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
+    *_switches("no effect", _ONE_DEVICE, "--disable-custom-all-reduce"),
+    *_switches("no effect", _HALVES, "--enable-dbo"),
+    *_ignored(_HALVES, "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
     *_ignored("preempted sequences are computed anew, never swapped", "--swap-space"),
     *_ignored("blocks are always hashed with SHA-256", "--prefix-caching-hash-algo"),
     *_ignored("one process does all the work", "--distributed-executor-backend", "--max-parallel-loading-workers"),
     *_ignored("the queries stay in BF16, which is more exact", "--attention-config.use_prefill_query_quantization"),
-    *_ignored("one device scores every block itself", "--attention-config.indexer_decode_cp"),
+    *_ignored("one device scores every block itself; a plan checks the role", "--attention-config.indexer_decode_cp"),
     # weights and their whereabouts
     *_switches("no effect", "no code of a checkpoint is ever run", "--trust-remote-code"),
     *_refused(
@@ -172,7 +174,7 @@ ENVIRONMENT: tuple[Row, ...] = (
     *_ignored("products of FP32 values are never rounded", "VLLM_FLOAT32_MATMUL_PRECISION"),
     *_ignored(_KERNELS, "VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS", "VLLM_ATTENTION_BACKEND"),
     *_ignored("there is one runner", "VLLM_USE_V1", "VLLM_USE_V2_MODEL_RUNNER"),
-    *_ignored("one device splits no tokens", "VLLM_ROCM_MINIMAX_M3_SP_PREFILL"),
+    *_ignored("prefill is not sharded by tokens; a plan counts its copies", "VLLM_ROCM_MINIMAX_M3_SP_PREFILL"),
     *_ignored("the door waits for its engine as long as it takes", "VLLM_ENGINE_READY_TIMEOUT_S"),
     *_ignored("--engine-step-timeout says how long a step may take", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
     Row(flag="VLLM_NIXL_SIDE_CHANNEL_HOST", verdict="no effect", reason=_APART, needs_value=True),

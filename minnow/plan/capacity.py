@@ -82,7 +82,7 @@ class Capacity:
 
     Attributes:
         weights: the target's, on the fullest rank.
-        graph_tokens: tokens of the largest decode step: every sequence's own and its drafts.
+        graph_tokens: of the largest decode step: every sequence's own and its drafts.
         published, allocated: under `KV_ONLY` and under `EVERYTHING`.
     """
 
@@ -102,10 +102,15 @@ def measure(deployment: Deployment) -> Capacity:
     return Capacity(
         deployment=deployment,
         weights=deployment.weights(),
-        graph_tokens=deployment.config.scheduler.max_num_seqs * (1 + deployment.num_drafts),
+        graph_tokens=graph_tokens(deployment),
         published=hold(deployment, KV_ONLY),
         allocated=hold(deployment, EVERYTHING),
     )
+
+
+def graph_tokens(deployment: Deployment) -> int:
+    """Tokens of the largest decode step of a replica."""
+    return deployment.config.scheduler.max_num_seqs * (1 + deployment.num_drafts)
 
 
 def hold(deployment: Deployment, accounting: Accounting, weights_bytes: int | None = None) -> Holding:

@@ -7,6 +7,7 @@ from minnow.plan import claims as published_claims
 from minnow.plan import prefill
 from minnow.plan.capacity import Capacity, Holding, read_share
 from minnow.plan.claims import Verdict
+from minnow.plan.command import Check
 from minnow.plan.deployment import CONTEXT_TOKENS, RESERVE_BYTES, UTILIZATION
 from minnow.plan.forecast import Forecast
 from minnow.plan.hardware import Sheet
@@ -183,10 +184,32 @@ def host(kept: Offload) -> Iterator[str]:
         ("blocks a rank", f"{kept.num_blocks:,}"),
         ("tokens a rank", _millions(kept.num_tokens)),
         ("all ranks", f"{show_bytes(kept.total_bytes)} = {show_decimal(kept.total_bytes)}"),
-        (f"huge pages of {show_bytes(HUGE_PAGE_BYTES)}", f"{kept.num_huge_pages:,}"),
     ]
+    if kept.num_huge_pages:
+        rows.append((f"huge pages of {show_bytes(HUGE_PAGE_BYTES)}", f"{kept.num_huge_pages:,}"))
     yield from table(("", ""), rows)
-    yield f"  before the start: echo {kept.num_huge_pages} > {HUGE_PAGES_FILE}"
+    if kept.num_huge_pages:
+        yield f"  before the start: echo {kept.num_huge_pages} > {HUGE_PAGES_FILE}"
+
+
+def command(checked: Check) -> Iterator[str]:
+    """What a command comes to beside its capacity: host memory, vLLM's words, what to mend and what to know."""
+    if checked.host is not None:
+        yield ""
+        yield from host(checked.host)
+    for title, rows in (
+        ("Words of vLLM without effect here", checked.ignored.items()),
+        ("Planned with, not launched yet", checked.not_yet.items()),
+    ):
+        if rows:
+            yield ""
+            yield title
+            yield from table(("", "note"), rows)
+    for title, sentences in (("To be mended", checked.problems), ("To be known", checked.notes)):
+        if sentences:
+            yield ""
+            yield title
+            yield from (f"  {sentence}" for sentence in sentences)
 
 
 def claims(verdicts: Iterable[Verdict]) -> Iterator[str]:

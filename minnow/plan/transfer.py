@@ -41,7 +41,7 @@ class Offload:
         bytes_a_rank: of host memory.
         num_blocks, num_tokens: that one rank's share holds.
         total_bytes: of all ranks.
-        num_huge_pages: of 1 GiB, to be reserved before the start.
+        num_huge_pages: of 1 GiB, to be reserved before the start; 0 where memory comes in ordinary pages.
     """
 
     bytes_a_rank: int
@@ -91,7 +91,7 @@ def huge_pages(bytes_a_rank: int, num_ranks: int) -> int:
     return bytes_a_rank // HUGE_PAGE_BYTES * num_ranks
 
 
-def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int) -> Offload:
+def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int, *, has_huge_pages: bool = True) -> Offload:
     """What host memory holds.
 
     Args:
@@ -101,7 +101,7 @@ def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int) -> Offload:
     Raises:
         ConfigError: they do not fill whole huge pages.
     """
-    num_huge_pages = huge_pages(bytes_a_rank, num_ranks)
+    num_huge_pages = huge_pages(bytes_a_rank, num_ranks) if has_huge_pages else 0
     num_blocks = bytes_a_rank // layout.row_bytes
     return Offload(
         bytes_a_rank=bytes_a_rank,

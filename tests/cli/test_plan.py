@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minnow.cli.main import main
-from minnow.plan import claims
+from minnow.plan import claims, recipe_table
 from tests.tiny import write_tiny
 
 FLASH = ("plan", "MiniMaxAI/MiniMax-M3.1-Flash", "--hardware", "b300", "--strategy", "dep4")
@@ -78,6 +78,37 @@ def test_flags_of_a_serving_command_are_taken_as_they_are(capsys: pytest.Capture
     )
 
 
+PAIR = ("--recipe", "hardware=gb300", "strategy=pd_cluster", "features=reasoning,spec_decoding")
+
+
+def test_a_recipe_is_checked_against_its_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _json(capsys, "plan", *PAIR, "--context", "200000")
+    assert found["status"] == "stated" and found["move"]["reads_by_block"] == 1563
+    decode = found["decode"]["plan"]
+    assert (decode["graph_tokens"], decode["allocated"]["num_sequences"], decode["allocated"]["binds"]) == (
+        224, 21, "watermark",
+    )  # fmt: skip
+    assert not found["prefill"]["command"]["problems"] and not found["decode"]["command"]["problems"]
+    lines = _lines(capsys, "plan", "--recipe", "hardware=mi355x&features=reasoning,spec_decoding,prefill_dbo_sp")
+    assert lines["output projections again"].startswith("3.114 GB") and lines["routed experts"].startswith("mxfp8")
+    assert lines["--reasoning-parser"].startswith("reasoning is not split")
+    host = _json(capsys, "plan", "--recipe", "hardware=mi355x", "strategy=pd_cluster")["prefill"]["command"]["host"]
+    assert (host["num_huge_pages"], host["num_blocks"]) == (2240, 329_889)
+
+
+def test_each_recipe_would_start_on_its_hardware(capsys: pytest.CaptureFixture[str]) -> None:
+    for hardware in recipe_table.read().platform_by_hardware:
+        assert main(["plan", "--recipe", f"hardware={hardware}"]) == 0
+        assert "To be mended" not in capsys.readouterr().out
+    assert main(["plan", "--recipe", "hardware=b300", "strategy=multi_node_dep", "nodes=2"]) == 0
+    assert "16x NVIDIA B300 SXM on 2 nodes, DEP16" in capsys.readouterr().out
+
+
+def test_what_is_to_be_mended_makes_it_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "m3.1-flash", "--hardware", "b300", "-tp", "4", "--enable-dbo"]) == 1
+    assert "To be mended\n  --dbo-decode-token-threshold is 32" in capsys.readouterr().out
+
+
 def test_a_local_checkpoint_on_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_tiny(tmp_path)
     lines = _lines(capsys, "plan", str(tmp_path), "--kv-cache-memory-bytes", "8MiB", "--max-model-len", "1000")
@@ -127,6 +158,13 @@ def test_assumptions_forecast_and_sheets(capsys: pytest.CaptureFixture[str]) -> 
         (["m3", "--hardware", "b300", "--strategy", "tp4", "-tp", "4"], "--strategy tp4 and -tp, -dp or -ep are both"),
         (["m3", "--hardware", "b300", "--context", "x"], "--context: 'x' does not fit --context; it takes a whole"),
         (["m3", "--host-memory", "1GB", "--hardware", "b300", "--strategy", "tp8"], "no whole number of 1 GiB pages"),
+        (
+            [*PAIR, "--kv-cache-dtype", "fp8"],
+            "--recipe brings its own settings, and kv-cache-dtype is given, too; leave",
+        ),
+        ([*PAIR, "--hardware", "b300"], "--recipe brings its own settings, and hardware is given, too; leave it out"),
+        (["--recipe", "hardware=b3000"], "no hardware is called 'b3000'; it must be one of b200"),
+        (["--recipe", "hardware=h100", "features=spec_decoding"], "DSpark is not served on Hopper"),
         (["m3", "--claims"], "--claims is about published models and takes none; leave m3 out"),
         (["--claims", "--forecast"], "--claims and --forecast are both given; ask for one at a time"),
     ],

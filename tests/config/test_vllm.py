@@ -119,6 +119,35 @@ def test_harmless_values_of_refused_flags() -> None:
             _load(words, {})
 
 
+def test_a_plan_takes_what_a_launch_does_not_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = flags.new_parser("minnow plan", "about")
+    flags.add_arguments(parser)
+    for name in REFUSED_BY_RECIPE:
+        environ, words = _recipes()[name]
+        found = load.load(flags.parse(parser, words), environ, is_planning=True).foreign
+        assert {*found.not_yet} == REFUSED_BY_RECIPE[name] and not found.refused
+        assert environ.items() <= found.value_by_flag.items()
+    assert not capsys.readouterr().err  # the caller shows them
+    with pytest.raises(ConfigError, match=r"--load-format is refused"):
+        load.load(flags.parse(parser, ["--load-format", "dummy"]), {}, is_planning=True)
+
+
+def test_a_parser_there_is_not_is_refused_in_a_plan_too() -> None:
+    parser = flags.new_parser("minnow plan", "about")
+    flags.add_arguments(parser)
+    for flag in ("--reasoning-parser", "--tool-call-parser"):
+        with pytest.raises(ConfigError, match=f"{flag} is refused: it is 'deepseek_r1'; it must be one of minimax_m3"):
+            load.load(flags.parse(parser, [flag, "deepseek_r1"]), {}, is_planning=True)
+
+
+def test_an_address_that_a_recipe_lost_is_missed() -> None:
+    name = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+    with pytest.raises(ConfigError, match=f"{name} is refused: it is empty; set this node's own address"):
+        _load([], {name: ""})
+    assert {*vllm.judge({}, {name: ""}).not_yet} == {name}
+    assert {*vllm.judge({}, {name: "10.0.0.1", "VLLM_USE_V1": ""}).ignored} == {name}
+
+
 def test_a_key_that_would_guard_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"VLLM_API_KEY is refused: .*MINNOW_API_KEY"):
         _load([], {"VLLM_API_KEY": "secret"})
