@@ -13,7 +13,7 @@ from minnow.config import model as model_config
 from minnow.config.load import Loaded
 from minnow.config.model import ModelConfig
 from minnow.config.parallel import ParallelConfig
-from minnow.core.errors import ConfigError
+from minnow.core.errors import CapacityError, ConfigError
 from minnow.core.units import parse_bytes
 from minnow.plan import (
     capacity,
@@ -120,10 +120,10 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _recipe(args: argparse.Namespace) -> int:
-    """Add up each engine of a recipe; 1 where something in it is to be mended."""
-    own = [word for word in ("hardware", "strategy", "prefill", "nodes", "host_memory") if getattr(args, word)]
-    for name in (*command.own_settings(args), *own):
-        raise ConfigError(f"--recipe brings its own settings, and {name.replace('_', '-')} is given, too; leave it out")
+    """Add up each engine of a recipe, settings given beside it first; 1 where something in it is to be mended."""
+    for name in ("hardware", "strategy", "prefill", "nodes", "host_memory"):
+        if getattr(args, name):
+            raise ConfigError(f"--recipe says so itself, and --{name.replace('_', '-')} is given, too; leave it out")
     choice = recipe.choose(args.recipe)
     built = recipe_build.build(choice)
     shown: dict[str, object] = {"recipe": choice, "status": built.status}
@@ -131,9 +131,12 @@ def _recipe(args: argparse.Namespace) -> int:
     found: dict[str, Capacity] = {}
     num_problems = 0
     for process in (process for process in built.processes if not process.node):
-        loaded = command.read(built, process)
+        loaded = command.read(built, process, command.own_settings(args))
         engine = settle(loaded, hardware.read(choice.hardware), is_drafting=False, **_asked(args))
-        found[process.role] = capacity.measure(engine)
+        try:
+            found[process.role] = capacity.measure(engine)
+        except CapacityError as error:
+            raise CapacityError(f"{process.role}: {error}") from None
         checked = command.check(loaded, engine)
         shown[process.role] = {"plan": found[process.role], "command": checked}
         lines += ["", process.role.capitalize(), *report.plan(found[process.role]), *report.command(checked)]

@@ -44,8 +44,16 @@ class Check:
     notes: tuple[str, ...]
 
 
-def read(recipe: Recipe, process: Process) -> Loaded:
+def own_settings(args: argparse.Namespace) -> Mapping[str, object]:
+    """The settings that a command line gives itself, as they lie in a Namespace."""
+    return {name: value for name, value in vars(args).items() if name.startswith((flags.DEST, vllm_words.DEST))}
+
+
+def read(recipe: Recipe, process: Process, own: Mapping[str, object]) -> Loaded:
     """The settings of a recipe's process, its own environment included and no other.
+
+    Args:
+        own: of `own_settings`, which win.
 
     Raises:
         ConfigError: as `load.load`.
@@ -54,7 +62,8 @@ def read(recipe: Recipe, process: Process) -> Loaded:
     flags.add_arguments(parser)
     words = [recipe.model] + [text for word in process.words for text in (word.name, word.value) if text is not None]
     environ = {word.name: word.value or "" for word in process.environment}
-    return load.load(flags.parse(parser, words), environ, is_planning=True)
+    asked = argparse.Namespace(**{**vars(flags.parse(parser, words)), **own})
+    return load.load(asked, environ, is_planning=True)
 
 
 def experts_format(foreign: vllm_words.Outcome) -> str:
@@ -163,9 +172,3 @@ def _object(flag: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{flag}: {value!r} is no JSON object")
     return value
-
-
-def own_settings(args: argparse.Namespace) -> list[str]:
-    """Names of the settings that a command line gives itself, which a recipe would bring."""
-    prefixes = (flags.DEST, vllm_words.DEST)
-    return [name.removeprefix(p).removeprefix("--") for name in vars(args) for p in prefixes if name.startswith(p)]

@@ -68,6 +68,7 @@ class Choice:
             "variant": (self.variant,),
             "strategy": (self.strategy,),
             "feature": self.features,
+            "preset": (self.preset,),
             "role": (role,),
         }
 
@@ -104,7 +105,7 @@ def choose(words: Iterable[str]) -> Choice:
         devices=_devices(device, strategy, preset),
         nodes=nodes,
         host_memory_bytes=parse_bytes(given.get("host_memory", preset.host_memory) or "0"),
-        hosts={key.removesuffix("_host"): given[key] for key in given if key.endswith("_host") and given[key]},
+        hosts=_hosts(given, strategy),
     )
 
 
@@ -169,6 +170,14 @@ def _nodes(given: Mapping[str, str], strategy: str) -> int:
     if not text.isdecimal() or int(text) < 2:
         raise ConfigError(f"nodes is {text!r}; {strategy} needs the number of machines, 2 or more: nodes=2")
     return int(text)
+
+
+def _hosts(given: Mapping[str, str], strategy: str) -> Mapping[str, str]:
+    used = recipe_table.read().strategies[strategy].hosts
+    found = {key.removesuffix("_host"): value for key, value in given.items() if key.endswith("_host") and value}
+    for name in found.keys() - set(used):
+        raise ConfigError(f"{name}_host is given, but {strategy} has no such node; leave it out")
+    return found
 
 
 def _devices(device: str, strategy: str, preset: recipe_table.Preset) -> int:

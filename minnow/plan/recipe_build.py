@@ -78,73 +78,43 @@ def build(choice: Choice) -> Recipe:
         model=table.model,
         version=table.version,
         processes=tuple(_process(choice, role, node) for role in roles for node in range(choice.nodes)),
-        notes=tuple(_notes(choice)),
+        notes=tuple(note.rule for note in table.notes if note.holds(choice.axes(roles[0]))),
     )
-
-
-def _notes(choice: Choice) -> Iterator[str]:
-    if choice.preset != "baseline":
-        yield f"preset {choice.preset} is public by name only: hardware, strategy and devices are read from its name"
-    if choice.preset.startswith("gb"):
-        yield "its engines run under NVIDIA Dynamo, whose part is not written here"
-    if "mono_decode" in choice.features:
-        yield "mono_decode has no published switch, so no word is written; Minnow's CPU step is one native call anyway"
-    if choice.hardware in ("h100", "h200"):
-        yield "DSpark is not served on Hopper, so no drafts are made"
 
 
 def _process(choice: Choice, role: str, node: int) -> Process:
-    parallel, devices = recipe_rules.devices_of(choice, role)
+    table, axes = recipe_table.read(), choice.axes(role)
     flags: dict[str, Any] = {}
     env: dict[str, Any] = {}
     connector: dict[str, Any] = {}
-    rules: dict[str, str] = {}
-    axes = choice.axes(role)
-    for layer in recipe_table.read().layers:
-        if layer.holds(axes):
-            for target, kind in ((flags, "flags"), (env, "env")):
-                _merge(target, layer.sets.get(kind, {}))
-                rules |= dict.fromkeys(layer.sets.get(kind, {}), layer.rule)
-            _merge(connector, {k: v for k, v in layer.sets.items() if k not in ("flags", "env")})
+    rules: dict[str, str] = {}  # of flags and variables
+    for layer in (layer for layer in table.layers if layer.holds(axes)):
+        _lay(flags, rules, layer.sets.get("flags", {}), layer.rule)
+        _lay(env, rules, layer.sets.get("env", {}), layer.rule)
+        connector |= {key: value for key, value in layer.sets.items() if key not in ("flags", "env")}
+    parallel, devices = recipe_rules.devices_of(choice, role)
     draft = Draft(
-        choice=choice,
-        role=role,
-        node=node,
-        parallel=parallel,
-        devices=devices * choice.nodes,
-        flags=flags,
-        env=env,
-        connector=connector,
-    )
-    for rule in recipe_rules.RULES:
-        more = rule.flags(draft)
-        _merge(flags, more)
-        rules |= dict.fromkeys(more, rule.reason)
-    address = recipe_rules.own_address(draft)
-    _merge(env, address)
-    rules |= dict.fromkeys(address, "each node's own address, which the other one reaches")
+        choice=choice, role=role, node=node, parallel=parallel, devices=devices,
+        flags=flags, env=env, connector=connector,
+    )  # fmt: skip
+    for reason, more in [(rule.reason, rule.flags(draft)) for rule in recipe_rules.RULES]:
+        _lay(flags, rules, more, reason)
+    _lay(env, rules, recipe_rules.own_address(draft), "each node's own address, which the other one reaches")
     return Process(
         role=role,
         node=node,
-        environment=tuple(
-            Word(name=k, value=env[k], rule=rules[k]) for k in _order(env, recipe_table.read().variables)
-        ),
+        environment=tuple(Word(name=k, value=env[k], rule=rules[k]) for k in _order(env, table.variables)),
         words=tuple(_words(axes, flags, rules)),
         num_huge_pages=_huge_pages(draft),
     )
 
 
-def _merge(target: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Set what is new or other; objects key by key; an empty text takes away, except from what is needed."""
+def _lay(values: dict[str, Any], rules: dict[str, str], more: Mapping[str, Any], rule: str) -> None:
+    """Set what is new or other, objects key by key, and say why."""
     for key, value in more.items():
-        if isinstance(value, Mapping):
-            inner = dict(target.get(key, {}))
-            _merge(inner, value)
-            target[key] = inner
-        elif value == "" and not key.endswith(("_HOST", "-addr", "-address")):
-            target.pop(key, None)
-        else:
-            target[key] = value
+        is_merged = isinstance(value, Mapping) and key in values
+        values[key] = {**values[key], **value} if is_merged else value
+        rules[key] = f"{rules[key]}; {rule}" if is_merged else rule
 
 
 def _order(names: Mapping[str, Any], wanted: tuple[str, ...]) -> list[str]:

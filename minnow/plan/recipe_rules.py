@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from minnow.config import model as model_config
 from minnow.core.errors import ConfigError
 from minnow.core.units import parse_bytes
 from minnow.plan import hardware, recipe_table
@@ -51,20 +53,30 @@ class Rule:
 
 
 def devices_of(choice: Choice, role: str) -> tuple[str, int]:
-    """The way an engine's devices share the work, and their number on a node.
+    """The way an engine's devices share the work, and their number on all its nodes.
 
     Raises:
-        ConfigError: a node has not so many.
+        ConfigError: a node has not so many, or they do not divide the attention heads or the experts.
     """
     table = recipe_table.read()
     strategy = table.strategies[choice.strategy]
-    parallel, devices = strategy.parallel, choice.devices
+    parallel, on_node = strategy.parallel, choice.devices
     if len(strategy.roles) > 1:
         split = table.splits[choice.platform]
-        parallel, devices = split.parallel, split.prefill if role == "prefill" else split.decode
+        parallel, on_node = split.parallel, split.prefill if role == "prefill" else split.decode
     most = hardware.read(choice.hardware).devices_per_node
-    if devices > most:
-        raise ConfigError(f"{choice.strategy} takes {devices} devices, but a node of {choice.hardware} has {most}")
+    if on_node > most:
+        raise ConfigError(f"{choice.strategy} takes {on_node} devices, but a node of {choice.hardware} has {most}")
+    devices = on_node * choice.nodes
+    model = model_config.known(table.model)
+    assert model is not None
+    shared = {"attention heads": model.num_attention_heads} if parallel != "dep" else {}
+    shared |= {"experts": model.num_local_experts} if parallel != "tp" else {}
+    for what, count in shared.items():
+        if count % devices:
+            raise ConfigError(
+                f"nodes={choice.nodes} makes {devices} devices, which do not divide the {count} {what}; take a divisor"
+            )
     return parallel, devices
 
 
@@ -86,11 +98,6 @@ def _find_each_other(of: Draft) -> Mapping[str, Any]:
     return {"--nnodes": str(nodes), "--node-rank": str(of.node), "--master-addr": head, **follows}
 
 
-def _leave_index_whole(of: Draft) -> Mapping[str, Any]:
-    has = of.role == "prefill" and "indexer_decode_cp" in of.flags.get("--attention-config", {})
-    return {"--attention-config": {"indexer_decode_cp": ""}} if has else {}
-
-
 def _capture_whole_steps(of: Draft) -> Mapping[str, Any]:
     graphs, sequences = of.flags.get("--compilation-config", {}), of.flags.get("--max-num-seqs")
     if graphs.get("cudagraph_mode") != "FULL_DECODE_ONLY" or sequences is None:
@@ -104,35 +111,36 @@ def _listen(of: Draft) -> Mapping[str, Any]:
 
 
 def _connect(of: Draft) -> Mapping[str, Any]:
-    connectors = [*_nixl(of), *_host(of)]
-    if not connectors:
+    parts = tuple(_connectors(of))
+    if not parts:
         return {}
-    policy = {"kv_load_failure_policy": of.connector["policy"]} if of.connector.get("policy") else {}
-    if len(connectors) == 1:
-        one, *more = connectors[0].items(), policy.items()
-        first, last = list(one)[:2], list(one)[2:]
-        return {"--kv-transfer-config": dict([*first, *(pair for pairs in more for pair in pairs), *last])}
-    extra = {"kv_connector_extra_config": {"connectors": connectors}}
-    return {"--kv-transfer-config": {"kv_connector": "MultiConnector", "kv_role": "kv_both", **policy, **extra}}
+    policy = {"kv_load_failure_policy": of.connector["policy"]} if "policy" in of.connector else {}
+    many = ("MultiConnector", "kv_both", {"connectors": [_connector(*part) for part in parts]})
+    name, role, extra = parts[0] if len(parts) == 1 else many
+    return {"--kv-transfer-config": _connector(name, role, extra, policy)}
 
 
-def _nixl(of: Draft) -> Iterator[dict[str, Any]]:
+def _connectors(of: Draft) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Name, role and own keys of each."""
     if of.role in PORT_BY_ROLE:
-        role = "kv_producer" if of.role == "prefill" else "kv_consumer"
-        extra = {"kv_connector_extra_config": dict(of.connector["nixl"])}
-        yield {"kv_connector": "NixlConnector", "kv_role": role, **extra}
-
-
-def _host(of: Draft) -> Iterator[dict[str, Any]]:
+        yield "NixlConnector", "kv_producer" if of.role == "prefill" else "kv_consumer", of.connector["nixl"]
     if of.host_bytes:
         extra = {**of.connector["host"], "cpu_bytes_to_use_per_rank": of.host_bytes}
-        yield {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        yield "SimpleCPUOffloadConnector", "kv_both", extra
+
+
+def _connector(
+    name: str, role: str, extra: Mapping[str, Any], policy: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_role": role, **policy, "kv_connector_extra_config": dict(extra)}
 
 
 RULES = (
-    Rule(reason="an engine takes a node's devices, unless the recipe or a preset names fewer", flags=_share_devices),
+    Rule(
+        reason="an engine takes its nodes whole, unless the recipe names fewer devices; tep and dep spread experts",
+        flags=_share_devices,
+    ),
     Rule(reason="each node is told of the first one; all but that one serve no requests", flags=_find_each_other),
-    Rule(reason="a node that never decodes has no index scores to split", flags=_leave_index_whole),
     Rule(reason="a graph for every sequence's own token and its drafts", flags=_capture_whole_steps),
     Rule(reason="prefill on 8100, decode on 8200, a proxy on 8000 before them", flags=_listen),
     Rule(reason="prefill sends blocks, decode takes them; host memory keeps those of prefill", flags=_connect),
@@ -150,8 +158,7 @@ def check_addresses(choice: Choice) -> None:
     Raises:
         ConfigError: names what to give.
     """
-    strategy = recipe_table.read().strategies[choice.strategy]
-    needed = list(PORT_BY_ROLE) if len(strategy.roles) > 1 else ["head"] if strategy.has_many_nodes else []
-    missing = [f"{role}_host=ADDRESS" for role in needed if role not in choice.hosts]
+    needed = recipe_table.read().strategies[choice.strategy].hosts
+    missing = [f"{name}_host=ADDRESS" for name in needed if name not in choice.hosts]
     if missing:
         raise ConfigError(f"{choice.strategy} needs {' and '.join(missing)}: an address that the other nodes reach")

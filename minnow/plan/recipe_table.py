@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 TABLE = Path(__file__).with_name("recipes.toml")
-_CONDITIONS = ("hardware", "platform", "variant", "strategy", "feature", "role")
+_CONDITIONS = ("hardware", "platform", "variant", "strategy", "feature", "preset", "role")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,11 @@ class Strategy:
     parallel: str
     roles: tuple[str, ...]
     has_many_nodes: bool = False
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Nodes whose addresses the others must know."""
+        return self.roles if len(self.roles) > 1 else ("head",) if self.has_many_nodes else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class Table:
     splits: Mapping[str, Split]
     stated: tuple[Mapping[str, tuple[str, ...]], ...]
     layers: tuple[Layer, ...]
+    notes: tuple[Layer, ...]
     variables: tuple[str, ...]
     orders: tuple[Layer, ...]
 
@@ -106,6 +112,7 @@ def read() -> Table:
         splits=_named(Split, raw["pd"]),
         stated=tuple({axis: tuple(values) for axis, values in row.items()} for row in raw["stated"]),
         layers=tuple(map(_layer, raw["layer"])),
+        notes=tuple(map(_layer, raw["note"])),
         variables=tuple(raw["env"]["order"]),
         orders=tuple(map(_layer, raw["order"])),
     )

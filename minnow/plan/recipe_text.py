@@ -125,6 +125,8 @@ def show(recipe: Recipe, engine: Engine) -> Iterator[str]:
     yield f"# {recipe.model} on {words}: {recipe.status}"
     if engine == "vllm":
         yield f"# vLLM {recipe.version} or newer"
+    else:
+        yield "# --dry-run behind a command says what a launch here refuses"
     yield from (f"# {note}" for note in recipe.notes)
     for command in commands(recipe, engine):
         yield ""

@@ -96,6 +96,16 @@ def test_a_recipe_is_checked_against_its_hardware(capsys: pytest.CaptureFixture[
     assert (host["num_huge_pages"], host["num_blocks"]) == (2240, 329_889)
 
 
+def test_a_recipe_that_does_not_fit_and_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """GB200 with the commands of GB300: two devices do not hold a sequence of a million tokens beside the weights."""
+    pair = ("plan", "--recipe", "hardware=gb200", *PAIR[2:])
+    assert main([*pair]) == 1
+    assert "minnow: prefill: one sequence of max_model_len 1048576 needs a cache of" in capsys.readouterr().err
+    found = _json(capsys, *pair, "--max-model-len", "512K")
+    assert found["prefill"]["plan"]["allocated"]["num_sequences"] == 3
+    assert found["decode"]["plan"]["allocated"]["num_sequences"] == 8
+
+
 def test_each_recipe_would_start_on_its_hardware(capsys: pytest.CaptureFixture[str]) -> None:
     for hardware in recipe_table.read().platform_by_hardware:
         assert main(["plan", "--recipe", f"hardware={hardware}"]) == 0
@@ -158,11 +168,7 @@ def test_assumptions_forecast_and_sheets(capsys: pytest.CaptureFixture[str]) -> 
         (["m3", "--hardware", "b300", "--strategy", "tp4", "-tp", "4"], "--strategy tp4 and -tp, -dp or -ep are both"),
         (["m3", "--hardware", "b300", "--context", "x"], "--context: 'x' does not fit --context; it takes a whole"),
         (["m3", "--host-memory", "1GB", "--hardware", "b300", "--strategy", "tp8"], "no whole number of 1 GiB pages"),
-        (
-            [*PAIR, "--kv-cache-dtype", "fp8"],
-            "--recipe brings its own settings, and kv-cache-dtype is given, too; leave",
-        ),
-        ([*PAIR, "--hardware", "b300"], "--recipe brings its own settings, and hardware is given, too; leave it out"),
+        ([*PAIR, "--hardware", "b300"], "--recipe says so itself, and --hardware is given, too; leave it out"),
         (["--recipe", "hardware=b3000"], "no hardware is called 'b3000'; it must be one of b200"),
         (["--recipe", "hardware=h100", "features=spec_decoding"], "DSpark is not served on Hopper"),
         (["m3", "--claims"], "--claims is about published models and takes none; leave m3 out"),

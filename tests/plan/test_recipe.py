@@ -1,7 +1,9 @@
 """recipes: the stated ones word for word, the others marked, and what cannot be refused with its reason"""
 
 import json
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +25,20 @@ CHOICES = {
     "mi355x-decode": (("hardware=mi355x", "strategy=pd_cluster", ASKED, *HOSTS), "decode"),
     "gb-prefill": (("hardware=gb300", "strategy=pd_cluster", ASKED, *HOSTS), "prefill"),
     "gb-decode": (("hardware=gb200", "strategy=pd_cluster", ASKED, *HOSTS), "decode"),
+}
+SAME = ("prefill_host=10.0.0.1", "decode_host=10.0.0.1")  # as the golden file fills the gap
+GOLDEN = {
+    "b300-tp8": CHOICES["b300"],
+    "b300-docker": CHOICES["b300"],
+    "mi355x-tp4": CHOICES["mi355x"],
+    "mi355x-tp4-dbo-sp": CHOICES["mi355x-dbo-sp"],
+    "gb200-tp4": CHOICES["gb200"],
+    "hopper-tp8": CHOICES["hopper"],
+    **{
+        f"{hardware}-{role}": ((f"hardware={hardware}", "strategy=pd_cluster", ASKED, *SAME), role)
+        for hardware in ("mi355x", "gb300")
+        for role in ("prefill", "decode")
+    },
 }
 EVERY = [
     (hardware, strategy)
@@ -66,6 +82,17 @@ def test_stated_configurations_are_equal_word_for_word(name: str) -> None:
     assert [k for k, v in stated.environ.items() if not v] == ([SIDE_CHANNEL] if role != "serve" else [])
 
 
+def test_the_golden_commands_are_equal_word_for_word() -> None:
+    """The same where the page is not here."""
+    text = (Path(__file__).parents[1] / "golden" / "recipes.txt").read_text(encoding="utf-8")
+    golden = dict(re.findall(r"^\[(.+?)\]\n(.*?)(?=\n\n|\Z)", text, re.M | re.S))
+    assert len(golden) == 10
+    for name, (words, role) in GOLDEN.items():
+        made = next(c for c in recipe_text.commands(build(*words), "vllm") if c.title == role)
+        expected = [re.sub(r"(?<=[\[,]) (?=\{)", "", word) for word in shlex.split(golden[name])]
+        assert typed(made.shell) == expected, name
+
+
 def test_the_shell_reads_the_same_words() -> None:
     stated = serving_recipe.read()["b300"]
     command = recipe_text.commands(build("hardware=b300"), "vllm")[0]
@@ -83,9 +110,10 @@ def test_host_memory_of_the_prefill_node_as_stated() -> None:
 
 @pytest.mark.parametrize(("hardware", "strategy"), EVERY)
 def test_every_choice_gives_commands_with_a_rule_for_each_word(hardware: str, strategy: str) -> None:
-    nodes = ["nodes=2", "head_host=10.0.0.9"] if strategy.startswith("multi") else []
+    is_spread = strategy.startswith("multi")
+    nodes = ["nodes=2", "head_host=10.0.0.9"] if is_spread else HOSTS if strategy == "pd_cluster" else []
     for variant in recipe_table.read().platforms[recipe_table.read().platform_by_hardware[hardware]].variants:
-        found = build(f"hardware={hardware}", f"strategy={strategy}", f"variant={variant}", *nodes, *HOSTS)
+        found = build(f"hardware={hardware}", f"strategy={strategy}", f"variant={variant}", *nodes)
         for made in found.processes:
             assert all(word.rule for word in (*made.environment, *made.words))
             assert value(made, "--block-size") == "128"
@@ -152,6 +180,8 @@ def test_minnow_leaves_out_what_has_no_effect_and_says_what_is_not_launched_yet(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["hardware=b300", "strategy=multi_node_tp", "nodes=3"], "makes 24 devices, which do not divide the 64 atten"),
+        (["hardware=gb200", "strategy=multi_node_dep", "nodes=3"], "makes 12 devices, which do not divide the 128 exp"),
         ([], "a recipe needs its hardware: hardware=b300; known are b200, gb200, b300"),
         (["hardware=b400"], "no hardware is called 'b400'; it must be one of b200, gb200"),
         (["hardware"], "'hardware' is no key=value"),
@@ -162,6 +192,7 @@ def test_minnow_leaves_out_what_has_no_effect_and_says_what_is_not_launched_yet(
         (["hardware=b300", "features=vision"], "no feature is called 'vision'; it must be one of tool_calling"),
         (["hardware=b300", "preset=fast"], "no preset is called 'fast'; it must be one of baseline, gb300_agentx_agg"),
         (["hardware=b300", "preset=gb300_agentx_pd"], "preset gb300_agentx_pd is for hardware gb300, not b300"),
+        (["hardware=b300", "head_host=a"], "head_host is given, but single_node_tp has no such node; leave it out"),
         (["hardware=b300", "nodes=2"], "nodes is 2, but single_node_tp has one node an engine; leave it out"),
         (["hardware=b300", "strategy=multi_node_tp"], "nodes is ''; multi_node_tp needs the number of machines"),
         (["hardware=h100", "variant=default"], "variant default has caches in NVFP4, but h100 has no FP4 units"),
