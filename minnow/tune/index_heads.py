@@ -33,7 +33,7 @@ class Settings:
         num_blocks, block_size: how many blocks a query keeps, and their tokens, as in M3.
     """
 
-    num_windows: int = 8
+    num_windows: int = 16
     num_tokens: int = 8192
     num_places: int = 384
     num_queries: int = 128
@@ -48,7 +48,9 @@ def first_guess(target: Target, layer: int, x_TD: Tensor) -> dict[str, Tensor]:
 
     Two dims that rotate together are one complex number, and multiplying it by a constant commutes with the
     rotation. So, for each such pair, the one index key is the principal component of the G keys (weighted by how
-    large the queries are that meet them), and the index query of a group is its mean query, turned to match.
+    large the queries are that meet them), and the index query of a group is its mean query, turned to match. What
+    the other components say goes into dims that do not rotate, of the slowest pairs first: a head that looks for
+    something said long ago looks there.
 
     Args:
         x_TD: some normed inputs of the layer.
@@ -57,22 +59,39 @@ def first_guess(target: Target, layer: int, x_TD: Tensor) -> dict[str, Tensor]:
         f32, by our names.
     """
     at, config = f"model.layers.{layer}.self_attn.", target.config
+    num_groups = config.num_key_value_heads
     q_GPD, k_GPD = (_as_complex(target, f"{at}{part}_proj") for part in "qk")
-    q_GPD = torch.unflatten(q_GPD, 0, (config.num_key_value_heads, -1)).mean(1)
+    q_GPD = torch.unflatten(q_GPD, 0, (num_groups, -1)).mean(1)
     q_TGP, k_TGP = (torch.einsum("td,gpd->tgp", x_TD.to(w.dtype), w) for w in (q_GPD, k_GPD))
     weight_GP = q_TGP.abs().square().mean(0).sqrt()
     seen_TGP = k_TGP * weight_GP
-    component_PG = torch.linalg.eigh(torch.einsum("tgp,thp->pgh", seen_TGP, seen_TGP.conj())).eigenvectors[..., -1]
-    turn_GP, middle_P = component_PG.T.conj(), weight_GP.square().mean(0).sqrt()
-    index_k_PD = ((turn_GP * weight_GP / middle_P)[..., None] * k_GPD).sum(0)
-    index_q_GPD = (turn_GP * middle_P / weight_GP)[..., None] * q_GPD
-    found = {
-        f"{at}index_q_proj": _as_rows(target, index_q_GPD),
-        f"{at}index_k_proj": _as_rows(target, index_k_PD[None]),
-    }
+    component_PGC = torch.linalg.eigh(torch.einsum("tgp,thp->pgh", seen_TGP, seen_TGP.conj())).eigenvectors.flip(-1)
+    turn_CGP, middle_P = component_PGC.permute(2, 1, 0).conj(), weight_GP.square().mean(0).sqrt()
+    index_k_CPD = ((turn_CGP * weight_GP / middle_P)[..., None] * k_GPD).sum(1)
+    index_q_CGPD = (turn_CGP * middle_P / weight_GP)[..., None] * q_GPD
+    rows_q, rows_k = _as_rows(target, index_q_CGPD[0]), _as_rows(target, index_k_CPD[:1])
+    if num_groups > 1:
+        component, pair = _still(num_groups, q_GPD.shape[1])
+        rest_q, rest_k = index_q_CGPD[component, :, pair].transpose(0, 1), index_k_CPD[component, pair][None]
+        rows_q, rows_k = torch.cat((rows_q, _flat(rest_q)), dim=1), torch.cat((rows_k, _flat(rest_k)), dim=1)
+        rows_q = rows_q * 2**0.5  # twice as wide, and scaled down accordingly
+    found = {f"{at}index_q_proj": rows_q.flatten(0, 1), f"{at}index_k_proj": rows_k.flatten(0, 1)}
     if config.use_qk_norm:
-        found |= {f"{at}index_{part}_norm": target.weights[f"{at}{part}_norm"].float() for part in "qk"}
+        spread = rows_k.shape[1] // config.head_dim
+        found |= {f"{at}index_{p}_norm": target.weights[f"{at}{p}_norm"].float().repeat(spread) for p in "qk"}
     return found
+
+
+def _still(num_groups: int, num_pairs: int) -> tuple[Tensor, Tensor]:
+    """Which components (from 1) of which pairs do not rotate: as many as there are pairs, of the slowest ones."""
+    num_slow = -(-num_pairs // (num_groups - 1))
+    pair = torch.arange(num_pairs - 1, num_pairs - 1 - num_slow, -1).repeat_interleave(num_groups - 1)
+    return torch.arange(1, num_groups).repeat(num_slow)[:num_pairs], pair[:num_pairs]
+
+
+def _flat(weights: Tensor) -> Tensor:
+    """Complex [heads H/2 D] as rows that do not rotate: [heads H D]."""
+    return torch.cat((weights.real, weights.imag), dim=1)
 
 
 def _as_complex(target: Target, name: str) -> Tensor:
@@ -83,11 +102,11 @@ def _as_complex(target: Target, name: str) -> Tensor:
 
 
 def _as_rows(target: Target, weights: Tensor) -> Tensor:
-    """The reverse of _as_complex."""
+    """The reverse of _as_complex: [heads H D]."""
     first, second = _pairs(target.config)
     rows = torch.empty(weights.shape[0], target.config.head_dim, weights.shape[-1])
     rows[:, first], rows[:, second] = weights.real, weights.imag
-    return rows.flatten(0, 1)
+    return rows
 
 
 def _pairs(config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -99,10 +118,13 @@ def _pairs(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def sparse_config(config: ModelConfig, settings: Settings) -> SparseConfig:
-    """MSA for every layer of a dense model: an index head for each key/value head, as wide as those."""
+    """MSA for every layer of a dense model: an index head for each key/value head.
+
+    Where several share the one index key it is twice as wide as a head's. Pairs at the end of a head are the slow ones.
+    """
     return SparseConfig(
         is_sparse=(True,) * config.num_hidden_layers,
-        index_dim=config.head_dim,
+        index_dim=config.head_dim * (1 if config.num_key_value_heads == 1 else 2),
         num_index_heads=config.num_key_value_heads,
         num_blocks=settings.num_blocks,
         block_size=settings.block_size,

@@ -117,3 +117,28 @@ def test_the_first_guess_is_exact_where_there_is_one_key_head(tmp_path: Path) ->
     index_q, index_k = sparse.index(0, x)
     q, k, _ = model.qkv(0, x)
     assert torch.allclose(index_q @ index_k.mT, q.mean(1, keepdim=True) @ k.mT, atol=1e-3)
+
+
+def test_without_rotation_the_wide_key_of_two_heads_is_exact(tmp_path: Path) -> None:
+    """What the first component leaves over stands in the second half of the key, which does not rotate."""
+    write_tiny(tmp_path, family="llama", dtype="float32", layers=1, num_key_value_heads=2)
+    model, settings = target.load(tmp_path, torch.float32), index_heads.Settings()
+    model.inverse_frequencies.zero_()
+    x = torch.randn(1, 60, 64, generator=torch.Generator().manual_seed(0))
+    guess = index_heads.first_guess(model, 0, x[0])
+    sparse = index_heads.with_heads(model, index_heads.sparse_config(model.config, settings), guess)
+    sparse.inverse_frequencies.zero_()
+    index_q, index_k = sparse.index(0, x)
+    assert index_k.shape[-1] == 2 * model.config.head_dim
+    q, k, _ = model.qkv(0, x)
+    wanted = torch.unflatten(q, 1, (2, -1)).mean(2) @ k.mT * model.config.head_dim**-0.5
+    assert torch.allclose(index_q @ index_k.mT * sparse.config.sparse.index_dim**-0.5, wanted, atol=1e-3)
+
+
+def test_what_does_not_rotate_is_of_the_slowest_pairs() -> None:
+    component, pair = index_heads._still(3, 8)
+    assert list(zip(component.tolist(), pair.tolist(), strict=True)) == [
+        (1, 7), (2, 7), (1, 6), (2, 6), (1, 5), (2, 5), (1, 4), (2, 4)
+    ]  # fmt: skip
+    component, pair = index_heads._still(4, 4)
+    assert list(zip(component.tolist(), pair.tolist(), strict=True)) == [(1, 3), (2, 3), (3, 3), (1, 2)]
