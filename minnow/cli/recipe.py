@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     recipe_rules.check_addresses(choice)
     found = recipe_build.build(choice)
     if args.json:
-        commands = recipe_text.commands(found, args.engine)
-        whole = dataclasses.asdict(found) | {"engine": args.engine, "commands": commands}
+        text = {"commands": recipe_text.commands(found, args.engine), "proxy": recipe_text.proxy(found, args.engine)}
+        whole = dataclasses.asdict(found) | {"engine": args.engine} | text
         print(json.dumps(document.plain(whole), indent=2))
     else:
         print("\n".join(recipe_text.show(found, args.engine)))

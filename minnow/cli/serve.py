@@ -54,13 +54,17 @@ def run(args: argparse.Namespace) -> int:
 def _dry_run(loaded: Loaded) -> int:
     """Print the plan of a command on this machine, and all that keeps it from being launched here."""
     from minnow.cli import plan  # only now: serving needs no planner
-    from minnow.plan import capacity, command, hardware, report
+    from minnow.plan import capacity, command, hardware, report, transfer
 
     name, model, _, is_published = plan.find(loaded.config.model)
     engine = plan.settle(loaded, hardware.read(hardware.HERE), is_drafting=False)
     checked = command.check(loaded, engine)
     refusals = [f"{flag}: {reason}" for flag, reason in checked.not_yet.items()]
     refusals += problems(load.resolve_auto(loaded.config, model), model)
+    needed, free = checked.host.num_huge_pages if checked.host else 0, transfer.free_huge_pages()
+    if needed > free:
+        refusals.append(f"{needed:,} pages of 1 GiB are needed for {engine.num_ranks} ranks, {free:,} are free here; "
+                        f"reserve them: echo {needed} > {transfer.HUGE_PAGES_FILE}")  # fmt: skip
     if is_published:
         refusals.append(f"the weights of {name} are not here, its configuration is; name a directory that holds them")
     lines = [f"{name}, {engine.strategy}: a dry run, no weights are read"]

@@ -136,15 +136,18 @@ def _problems(foreign: vllm_words.Outcome, of: Deployment, ways: tuple[Connector
             f"{capacity.graph_tokens(of)} tokens ({config.scheduler.max_num_seqs} sequences of 1 + "
             f"{of.num_drafts}); set {capacity.graph_tokens(of)}"
         )
-    is_prefill = any(way.role == "kv_producer" for way in ways)
-    if is_prefill and str(given.get(_INDEX_CP, False)).lower() == "true":
-        yield f"{_INDEX_CP} is on, but a node that only prefills never splits index scores; leave it out"
-    if is_prefill and not config.cache.enable_prefix_caching:
+    if _is_prefill(ways) and not config.cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching is given where prompts are computed; keep prefixes there, and only there"
+
+
+def _is_prefill(ways: tuple[Connector, ...]) -> bool:
+    return any(way.role == "kv_producer" for way in ways)
 
 
 def _notes(foreign: vllm_words.Outcome, of: Deployment, ways: tuple[Connector, ...]) -> Iterator[str]:
     given = foreign.value_by_flag
+    if _is_prefill(ways) and str(given.get(_INDEX_CP, False)).lower() == "true":
+        yield f"{_INDEX_CP} is on, but a node that only prefills never splits index scores; leave it out"
     if any(way.name == "NixlConnector" and way.ttl_s != 0 for way in ways):
         yield f"{connector.FLAG} leaves engine_ttl at an hour or sets it: an idle peer is dropped then; 0 keeps it"
     if any(way.role == "kv_consumer" for way in ways) and not of.config.scheduler.watermark:

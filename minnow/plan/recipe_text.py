@@ -24,7 +24,9 @@ class Command:
         environment, words: without what has no effect on this engine.
         left_out: words that have none -> why.
         not_yet: words that a launch does not take yet -> why.
-        shell: to be typed; `docker` the same in a container, "" where there is no image.
+        shell: to be typed.
+        docker: the same in a container, "" where there is no image.
+        docker_status: "stated" for the one form that is public, else "inferred".
     """
 
     title: str
@@ -35,6 +37,7 @@ class Command:
     not_yet: dict[str, str]
     shell: str
     docker: str
+    docker_status: str
 
 
 def commands(recipe: Recipe, engine: Engine) -> tuple[Command, ...]:
@@ -61,6 +64,7 @@ def _command(recipe: Recipe, process: Process, engine: Engine) -> Command:
         not_yet=not_yet,
         shell=_shell(f"{engine} serve {recipe.model}", environment, words),
         docker=_docker(recipe, process) if engine == "vllm" else "",
+        docker_status="stated" if recipe.status == "stated" and recipe.choice.hardware == "b300" else "inferred",
     )
 
 
@@ -100,10 +104,10 @@ def _docker(recipe: Recipe, process: Process) -> str:
     return " \\\n".join(lines)
 
 
-def proxy(recipe: Recipe) -> str:
-    """A command for a quick test that joins the two roles of vLLM; "" where there is one."""
+def proxy(recipe: Recipe, engine: Engine) -> str:
+    """A command for a quick test that joins the two roles of vLLM; "" where there is one, and for Minnow."""
     hosts = recipe.choice.hosts
-    if not recipe_rules.PORT_BY_ROLE.keys() <= hosts.keys():
+    if engine != "vllm" or not recipe_rules.PORT_BY_ROLE.keys() <= hosts.keys():
         return ""
     script = "python tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
     ports = recipe_rules.PORT_BY_ROLE
@@ -122,7 +126,9 @@ def show(recipe: Recipe, engine: Engine) -> Iterator[str]:
     words = (
         f"{choice.hardware}, {choice.strategy}, variant {choice.variant}, {','.join(choice.features) or 'no features'}"
     )
-    yield f"# {recipe.model} on {words}: {recipe.status}"
+    yield f"# {recipe.model} on {words}: {recipe.status}" + (
+        " for vLLM, as Minnow reads it" if engine == "minnow" else ""
+    )
     if engine == "vllm":
         yield f"# vLLM {recipe.version} or newer"
     else:
@@ -134,9 +140,8 @@ def show(recipe: Recipe, engine: Engine) -> Iterator[str]:
         yield from (f"# before the start: {line}" for line in command.before)
         yield command.shell
         if command.docker:
-            is_stated = recipe.status == "stated" and choice.hardware == "b300"
             yield ""
-            yield f"# {command.title}, in Docker" + ("" if is_stated else " (inferred from the one that is stated)")
+            yield f"# {command.title}, in Docker: {command.docker_status}"
             yield from (["# the container's hugetlb limit must allow those pages"] if command.before else [])
             yield command.docker
         if recipe.status == "inferred":
@@ -147,7 +152,7 @@ def show(recipe: Recipe, engine: Engine) -> Iterator[str]:
             yield ""
             yield from (f"# left out, without effect here: {n}: {why}" for n, why in command.left_out.items())
             yield from (f"# planned with, not launched yet: {n}: {why}" for n, why in command.not_yet.items())
-    if engine == "vllm" and (joined := proxy(recipe)):
+    if joined := proxy(recipe, engine):
         yield ""
         yield "# before both, for a quick test"
         yield joined

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from minnow.cache.layout import BlockLayout
 from minnow.core.errors import ConfigError
@@ -89,6 +90,12 @@ def huge_pages(bytes_a_rank: int, num_ranks: int) -> int:
         whole = max(round(bytes_a_rank / HUGE_PAGE_BYTES), 1)
         raise ConfigError(f"host memory is {bytes_a_rank} bytes a rank, no whole number of 1 GiB pages; set {whole}GiB")
     return bytes_a_rank // HUGE_PAGE_BYTES * num_ranks
+
+
+def free_huge_pages(folder: Path = Path(HUGE_PAGES_FILE).parent) -> int:
+    """Pages of 1 GiB that are reserved on this machine and not in use; none where there is no such size."""
+    path = folder / "free_hugepages"
+    return int(path.read_text(encoding="ascii")) if path.is_file() else 0
 
 
 def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int, *, has_huge_pages: bool = True) -> Offload:

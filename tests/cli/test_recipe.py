@@ -18,7 +18,7 @@ def test_a_pair_with_the_hosts_set_up_and_a_proxy(capsys: pytest.CaptureFixture[
         out.startswith("# MiniMaxAI/MiniMax-M3.1-Flash on mi355x, pd_cluster, variant default") and ": stated\n" in out
     )
     assert "# prefill\n# before the start: echo 2240 | sudo tee /sys/kernel/mm/hugepages/" in out
-    assert "VLLM_NIXL_SIDE_CHANNEL_HOST=b \\\nvllm serve" in out and "inferred" in out.split("in Docker")[1]
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST=b \\\nvllm serve" in out and "in Docker: inferred" in out
     assert "--prefiller-host a --prefiller-port 8100" in out
 
 
@@ -39,6 +39,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         "vllm",
         {"prefill": "a", "decode": "b"},
     )
+    assert found["proxy"].startswith("python tests/v1/") and found["commands"][0]["docker_status"] == "inferred"
     assert [p["role"] for p in found["processes"]] == ["prefill", "decode"]
     assert found["processes"][0]["num_huge_pages"] == 2240
     assert found["commands"][1]["shell"].startswith("VLLM_ROCM_USE_AITER=1 ")

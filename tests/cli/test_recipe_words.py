@@ -8,6 +8,7 @@ import pytest
 
 from minnow.cli.main import main
 from minnow.config import vllm
+from minnow.plan import transfer
 from minnow.server import listen
 from tests import tiny
 from tests.plan import serving_recipe
@@ -43,6 +44,7 @@ def test_a_dry_run_takes_every_word(
     stated = serving_recipe.read()[name]
     _set(monkeypatch, stated.environ)
     monkeypatch.setattr(listen, "bind", lambda host, port: pytest.fail("it would listen"))
+    monkeypatch.setattr(transfer, "free_huge_pages", lambda: 0)
     assert main(["serve", MODEL, *stated.words, "--dry-run"]) == 0
     out, err = capsys.readouterr()
     assert not err and "To be mended" not in out
@@ -55,6 +57,7 @@ def test_a_dry_run_takes_every_word(
             assert f"  {word}: {row.reason}" in refused
     assert out.count(LOST) == ("" in stated.environ.values())
     assert "the weights of m3.1-flash are not here" in refused
+    assert ("2,240 pages of 1 GiB are needed for 4 ranks, 0 are free here" in refused) == (name == "mi355x-prefill")
 
 
 @pytest.mark.parametrize("name", serving_recipe.NAMES)

@@ -1,5 +1,7 @@
 """moving cache to another engine and to host memory; what ways of a prefill cost"""
 
+from pathlib import Path
+
 import pytest
 
 from minnow.cache.layout import BlockLayout
@@ -67,3 +69,9 @@ def test_thresholds_of_dual_batches() -> None:
     assert prefill.problems(2048, 32_768, has_sequence_parallel=False, most_step_tokens=32_768) == ()
     [split] = prefill.problems(16_384, 8192, **fine)  # type: ignore[arg-type]
     assert "set 32768 or more, so that decode steps stay whole" in split
+
+
+def test_free_huge_pages_of_this_machine(tmp_path: Path) -> None:
+    assert transfer.free_huge_pages(tmp_path) == 0
+    (tmp_path / "free_hugepages").write_text("2240\n", encoding="ascii")
+    assert transfer.free_huge_pages(tmp_path) == 2240
