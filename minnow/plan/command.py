@@ -10,6 +10,7 @@ from minnow.config import flags, load
 from minnow.config import vllm as vllm_words
 from minnow.config.load import Loaded
 from minnow.core.errors import ConfigError
+from minnow.formats.spec import SPEC_BY_NAME
 from minnow.plan import capacity, connector, prefill, transfer
 from minnow.plan.capacity import EVERYTHING
 from minnow.plan.connector import Connector
@@ -17,7 +18,7 @@ from minnow.plan.deployment import Deployment
 from minnow.plan.recipe_build import Process, Recipe
 from minnow.plan.transfer import Offload
 
-# Of vLLM, where a command leaves them out.
+# Where a command leaves them out: the defaults of vLLM's ParallelConfig.
 _DBO_PREFILL_TOKENS, _DBO_DECODE_TOKENS = 512, 32
 
 _INDEX_CP = "--attention-config.indexer_decode_cp"
@@ -67,10 +68,17 @@ def read(recipe: Recipe, process: Process, own: Mapping[str, object]) -> Loaded:
 
 
 def experts_format(foreign: vllm_words.Outcome) -> str:
-    """The format that routed experts are converted to at load; "" leaves them."""
+    """The format that routed experts are converted to at load; "" leaves them.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
     whole = foreign.value_by_flag.get("--quantization-config", {})
     inside = _object("--quantization-config", whole).get("moe", "")
-    return str(foreign.value_by_flag.get("--quantization-config.moe", inside))
+    name = str(foreign.value_by_flag.get("--quantization-config.moe", inside))
+    if name and name not in SPEC_BY_NAME:
+        raise ConfigError(f"--quantization-config.moe is {name!r}; it must be one of {', '.join(SPEC_BY_NAME)}")
+    return name
 
 
 def num_nodes(foreign: vllm_words.Outcome) -> int:

@@ -26,7 +26,7 @@ class Command:
         not_yet: words that a launch does not take yet -> why.
         shell: to be typed.
         docker: the same in a container, "" where there is no image.
-        docker_status: "stated" for the one form that is public, else "inferred".
+        docker_status: "stated" for the one form that is public, "inferred" for others.
     """
 
     title: str
@@ -54,17 +54,18 @@ def _command(recipe: Recipe, process: Process, engine: Engine) -> Command:
         not_yet = _reasons(words, "not yet")
         environment = tuple(word for word in environment if word.name not in left_out)
         words = tuple(word for word in words if word.name not in left_out)
-    has_nodes = recipe.choice.nodes > 1
+    docker = _docker(recipe, process) if engine == "vllm" else ""
+    is_stated = recipe.status == "stated" and recipe.choice.hardware == "b300"
     return Command(
-        title=process.role + (f", node {process.node}" if has_nodes else ""),
+        title=process.role + (f", node {process.node}" if recipe.choice.nodes > 1 else ""),
         before=tuple(_before(process)),
         environment=environment,
         words=words,
         left_out=left_out,
         not_yet=not_yet,
         shell=_shell(f"{engine} serve {recipe.model}", environment, words),
-        docker=_docker(recipe, process) if engine == "vllm" else "",
-        docker_status="stated" if recipe.status == "stated" and recipe.choice.hardware == "b300" else "inferred",
+        docker=docker,
+        docker_status="" if not docker else "stated" if is_stated else "inferred",
     )
 
 

@@ -90,6 +90,8 @@ def test_a_node_that_only_prefills() -> None:
 def test_experts_and_nodes_in_every_spelling() -> None:
     for words in (["--quantization-config.moe", "mxfp4"], ["--quantization-config", '{"moe": "mxfp4"}']):
         assert command.experts_format(loaded(*words).foreign) == "mxfp4"
+    with pytest.raises(ConfigError, match=r"--quantization-config.moe is 'fp3'; it must be one of f32"):
+        command.experts_format(loaded("--quantization-config.moe", "fp3").foreign)
     assert command.num_nodes(loaded("--nnodes", "2").foreign) == 2 and command.num_nodes(loaded().foreign) == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from minnow.core.errors import ConfigError
 from minnow.plan import recipe, recipe_build, recipe_rules, recipe_table, recipe_text
+from minnow.plan.prefill import SEQUENCE_PARALLEL_TOKENS
 from minnow.plan.recipe_build import Process, Recipe
 from tests.plan import serving_recipe
 from tests.plan.serving_recipe import SIDE_CHANNEL
@@ -121,6 +122,31 @@ def test_every_choice_gives_commands_with_a_rule_for_each_word(hardware: str, st
         stated = (strategy, variant) == ("single_node_tp", "default") and hardware == "b300"
         assert found.status == ("stated" if stated or hardware in ("h100", "h200") else "inferred")
         assert ("why each word is there" in "\n".join(recipe_text.show(found, "vllm"))) == (found.status == "inferred")
+
+
+@pytest.mark.parametrize("hardware", ["b200", "gb200", "b300", "gb300", "mi355x"])
+@pytest.mark.parametrize("variant", ["default", "mxfp4", "fp8"])
+def test_the_two_nodes_of_a_pair_fit_each_other(hardware: str, variant: str) -> None:
+    found = build(f"hardware={hardware}", f"variant={variant}", "strategy=pd_cluster", *HOSTS)
+    prefill, decode = found.processes
+    layouts = [{w.value for w in p.environment if w.name == "VLLM_KV_CACHE_LAYOUT"} for p in (prefill, decode)]
+    assert layouts[0] == layouts[1]
+    assert value(prefill, "--kv-cache-dtype") == value(decode, "--kv-cache-dtype")
+    assert "--no-enable-prefix-caching" not in flat(prefill) and "--enable-prefix-caching" not in flat(decode)
+    assert "indexer_decode_cp" not in (value(prefill, "--attention-config") or "")
+    sides = [json.loads(value(p, "--kv-transfer-config") or "") for p in (prefill, decode)]
+    if hardware != "mi355x":  # which states none
+        assert [side["kv_connector_extra_config"]["engine_ttl"] for side in sides] == [0, 0]
+        assert value(decode, "--watermark") == "0.05"
+    addresses = [{w.value for w in p.environment if w.name == SIDE_CHANNEL} for p in (prefill, decode)]
+    assert addresses == [{"10.0.0.1"}, {"10.0.0.2"}]
+
+
+def test_two_halves_need_the_runner_that_takes_drafts() -> None:
+    made = process(build("hardware=mi355x", f"{ASKED},prefill_dbo_sp"), "serve")
+    environ = {word.name: word.value for word in made.environment}
+    assert environ["VLLM_USE_V2_MODEL_RUNNER"] == environ["VLLM_ROCM_MINIMAX_M3_SP_PREFILL"] == "1"
+    assert int(value(made, "--dbo-prefill-token-threshold") or 0) >= 2 * SEQUENCE_PARALLEL_TOKENS
 
 
 def test_a_page_address_will_do() -> None:
