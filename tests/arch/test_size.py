@@ -11,6 +11,7 @@ import pytest
 from minnow.arch import drafter, names, sharding, size
 from minnow.arch.sharding import Ranks
 from minnow.arch.storage import ITEM_BYTES
+from minnow.config import drafter as drafter_config
 from minnow.config import model
 from minnow.core.errors import ConfigError, FormatError
 from tests import tiny
@@ -116,3 +117,13 @@ def test_a_drafter_splits_like_its_model(tmp_path: Path) -> None:
     split = sum(math.prod(s.shape) * ITEM_BYTES[s.dtype] for s in expected if "_proj" in s.name and "layers" in s.name)
     assert half == whole - split // 2
     assert size.drafter_bytes(None) == 0
+
+
+def test_the_drafter_of_m3_1_has_97_tensors() -> None:
+    """Counted in the published checkpoint: 35 linears with their scales, and 27 others."""
+    target = model.known("m3.1-flash")
+    assert target is not None
+    directory = Path(model.__file__).parent / "known" / "m3.1-flash" / "dspark"
+    found = drafter.expected(drafter_config.read(directory, target))
+    assert len(found) == 97
+    assert sum(name.endswith("_scale_inv") for name in found) == 35
