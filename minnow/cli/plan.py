@@ -224,7 +224,10 @@ def find(name: str) -> tuple[str, ModelConfig, Path, bool]:
     if published_config is not None:
         directory = model_config.known_directory(name)
         return directory.name, published_config, directory, True
-    directory = demo.resolve(name)
+    try:
+        directory = demo.resolve(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; published models are {', '.join(model_config.known_names())}") from None
     return name, model_config.read(directory), directory, False
 
 

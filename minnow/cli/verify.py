@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
 def _expect(name: str) -> int:
     config = model.known(name)
     if config is None:
-        known = ", ".join(sorted(path.stem for path in model.KNOWN.glob("*.json")))
-        raise ConfigError(f"no published model is called {name!r}; known are {known}")
+        raise ConfigError(f"no published model is called {name!r}; known are {', '.join(model.known_names())}")
     total = size.measure(config)
     print(f"model         {name}: {_describe(config)}")
     print(f"tensors       {total.num_tensors:,} tensors (drafter and multi-token prediction left out)")

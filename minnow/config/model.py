@@ -161,10 +161,20 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def known(name: str) -> ModelConfig | None:
-    """A published model's config by name ("m3.1-flash") or hub name, or None when it is not known."""
-    directory = known_directory(name)
-    path = directory.with_name(f"{directory.name}.json")
+    """A published model's config by name ("m3.1-flash") or hub name, or None when it is not known.
+
+    A path is no name, whatever its last part is called.
+    """
+    bare = name.removeprefix("MiniMaxAI/MiniMax-")
+    if "/" in bare:
+        return None
+    path = KNOWN / f"{known_directory(name).name}.json"
     return parse(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def known_names() -> list[str]:
+    """Names of the published models."""
+    return sorted(path.stem for path in KNOWN.glob("*.json"))
 
 
 def known_directory(name: str) -> Path:

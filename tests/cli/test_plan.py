@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from minnow.cli.main import main
+from minnow.cli.plan import find
+from minnow.core.errors import ConfigError
 from minnow.plan import claims, recipe_table
 from tests.tiny import write_tiny
 
@@ -179,6 +181,31 @@ def test_what_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], word
     assert main(["plan", *words]) == 2
     err = capsys.readouterr().err
     assert err.startswith("minnow: ") and sentence in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["typo/m3.1-flash", "m3.1-flash", "MiniMaxAI/MiniMax-M3.1-Flash"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_path_is_no_published_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, path: str, is_there: bool
+) -> None:
+    directory = tmp_path / path
+    if is_there:
+        directory.mkdir(parents=True)
+    assert main(["plan", str(directory), "--hardware", "b300", "--strategy", "dep4"]) == 2
+    err = capsys.readouterr().err
+    assert f"the model directory {directory} {'holds no config.json' if is_there else 'does not exist'}" in err
+    assert err.endswith("published models are m3, m3-mxfp8, m3.1-flash\n")
+
+
+@pytest.mark.parametrize("name", ["m3.1-flash", "MiniMax-M3.1-Flash", "MiniMaxAI/MiniMax-M3.1-Flash"])
+def test_a_published_model_has_names(name: str) -> None:
+    assert find(name)[0] == "m3.1-flash"
+
+
+def test_no_other_owner_has_published_models() -> None:
+    for name in ("Other/MiniMax-M3.1-Flash", "MiniMaxAI/m3.1-flash", "./m3.1-flash", "m4"):
+        with pytest.raises(ConfigError, match=r"published models are m3, m3-mxfp8, m3\.1-flash"):
+            find(name)
 
 
 def test_what_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
