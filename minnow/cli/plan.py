@@ -48,7 +48,7 @@ _VALUES = (
         "memory of a rank beside weights and cache (default: 9GB, fitted; on a CPU the engine's own)",
     ),
     ("--experts-format", "FORMAT", "convert routed experts when they are loaded"),
-    ("--host-memory", "BYTES", "host memory of a rank for cache, whole GiB: 560GiB"),
+    ("--host-memory", "BYTES", "host memory of a rank for cache, whole GiB: 560GiB; with --prefill of that engine"),
 )
 _SWITCHES = (
     ("--sequence-parallel-prefill", "shard long prefills by tokens, with whole output projections on each rank"),
@@ -103,18 +103,19 @@ def _plan(args: argparse.Namespace) -> int:
     found = capacity.measure(settle(loaded, device, args.strategy, **_asked(args)))
     checked = command.check(loaded, found.deployment)
     shown: dict[str, object] = {"plan": found, "command": checked}
-    lines = [*report.plan(found)]
+    lines, keeper = [*report.plan(found)], found
     if args.prefill:
-        prefill = capacity.measure(settle(loaded, device, args.prefill, **_asked(args)))
+        prefill = keeper = capacity.measure(settle(loaded, device, args.prefill, **_asked(args)))
         moved = transfer.between(prefill, found)
         shown |= {"prefill": prefill, "move": moved}
         lines = ["Decode", *lines, "", "Prefill", *report.plan(prefill), "", *report.move(moved)]
     if args.host_memory:
         if checked.host is not None:
             raise ConfigError(f"--host-memory is {args.host_memory}, but a connector keeps some, too; leave one out")
-        kept = transfer.offload(found.allocated.layout, parse_bytes(args.host_memory), found.deployment.num_ranks)
+        of, size = keeper.deployment, parse_bytes(args.host_memory)
+        kept = transfer.offload(keeper.allocated.layout, size, of.num_ranks, num_nodes=of.num_nodes)
         shown["host"] = kept
-        lines += ["", *report.host(kept)]
+        lines += ["", *report.host(kept, "prefill" if args.prefill else "")]
     _print(args, shown, [*lines, *report.command(checked)])
     return 1 if checked.problems else 0
 

@@ -57,13 +57,16 @@ def _dry_run(loaded: Loaded) -> int:
     from minnow.plan import capacity, command, hardware, report, transfer
 
     name, model, _, is_published = plan.find(loaded.config.model)
-    engine = plan.settle(loaded, hardware.read(hardware.HERE), is_drafting=False)
+    parallel = loaded.config.parallel
+    num_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
+    here = dataclasses.replace(hardware.read(hardware.HERE), devices_per_node=num_ranks)  # all of them may share it
+    engine = plan.settle(loaded, here, is_drafting=False)
     checked = command.check(loaded, engine)
     refusals = [f"{flag}: {reason}" for flag, reason in checked.not_yet.items()]
     refusals += problems(load.resolve_auto(loaded.config, model), model)
     needed, free = checked.host.num_huge_pages if checked.host else 0, transfer.free_huge_pages()
     if needed > free:
-        refusals.append(f"{needed:,} pages of 1 GiB are needed for {engine.num_ranks} ranks, {free:,} are free here; "
+        refusals.append(f"{needed:,} pages of 1 GiB are needed for {num_ranks // engine.num_nodes} ranks, {free:,} are free here; "
                         f"reserve them: echo {needed} > {transfer.HUGE_PAGES_FILE}")  # fmt: skip
     if is_published:
         refusals.append(f"the weights of {name} are not here, its configuration is; name a directory that holds them")

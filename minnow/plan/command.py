@@ -123,6 +123,7 @@ def _host(ways: tuple[Connector, ...], of: Deployment) -> Offload:
         capacity.row(of, EVERYTHING),
         sum(way.host_bytes for way in ways),
         of.num_ranks,
+        num_nodes=of.num_nodes,
         has_huge_pages=any(way.has_huge_pages for way in ways),
     )
 

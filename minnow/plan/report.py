@@ -177,19 +177,20 @@ def move(moved: Transfer) -> Iterator[str]:
         yield "  the two lay their blocks out differently: rows cannot travel as they are"
 
 
-def host(kept: Offload) -> Iterator[str]:
+def host(kept: Offload, role: str = "") -> Iterator[str]:
     """What host memory holds, and the pages to reserve."""
-    yield f"Host memory, {show_bytes(kept.bytes_a_rank)} a rank"
+    yield f"Host memory{role and f' of {role}'}, {show_bytes(kept.bytes_a_rank)} a rank"
     rows = [
         ("blocks a rank", f"{kept.num_blocks:,}"),
         ("tokens a rank", _millions(kept.num_tokens)),
         ("all ranks", f"{show_bytes(kept.total_bytes)} = {show_decimal(kept.total_bytes)}"),
     ]
+    nodes = f" on each of {kept.num_nodes} nodes" if kept.num_nodes > 1 else ""
     if kept.num_huge_pages:
-        rows.append((f"huge pages of {show_bytes(HUGE_PAGE_BYTES)}", f"{kept.num_huge_pages:,}"))
+        rows.append((f"huge pages of {show_bytes(HUGE_PAGE_BYTES)}{nodes}", f"{kept.num_huge_pages:,}"))
     yield from table(("", ""), rows)
     if kept.num_huge_pages:
-        yield f"  before the start: echo {kept.num_huge_pages} > {HUGE_PAGES_FILE}"
+        yield f"  before the start{nodes and ', on each node'}: echo {kept.num_huge_pages} > {HUGE_PAGES_FILE}"
 
 
 def command(checked: Check) -> Iterator[str]:

@@ -42,13 +42,15 @@ class Offload:
         bytes_a_rank: of host memory.
         num_blocks, num_tokens: that one rank's share holds.
         total_bytes: of all ranks.
-        num_huge_pages: of 1 GiB, to be reserved before the start; 0 where memory comes in ordinary pages.
+        num_nodes: that the ranks share.
+        num_huge_pages: of 1 GiB, to be reserved on each node before the start; 0 where memory comes in ordinary pages.
     """
 
     bytes_a_rank: int
     num_blocks: int
     num_tokens: int
     total_bytes: int
+    num_nodes: int
     num_huge_pages: int
 
 
@@ -98,22 +100,26 @@ def free_huge_pages(folder: Path = Path(HUGE_PAGES_FILE).parent) -> int:
     return int(path.read_text(encoding="ascii")) if path.is_file() else 0
 
 
-def offload(layout: BlockLayout, bytes_a_rank: int, num_ranks: int, *, has_huge_pages: bool = True) -> Offload:
+def offload(
+    layout: BlockLayout, bytes_a_rank: int, num_ranks: int, *, num_nodes: int = 1, has_huge_pages: bool = True
+) -> Offload:
     """What host memory holds.
 
     Args:
         layout: of a block on a rank.
         bytes_a_rank: of host memory that each rank may use.
+        num_nodes: that the ranks are spread over evenly.
 
     Raises:
         ConfigError: they do not fill whole huge pages.
     """
-    num_huge_pages = huge_pages(bytes_a_rank, num_ranks) if has_huge_pages else 0
+    num_huge_pages = huge_pages(bytes_a_rank, num_ranks // num_nodes) if has_huge_pages else 0
     num_blocks = bytes_a_rank // layout.row_bytes
     return Offload(
         bytes_a_rank=bytes_a_rank,
         num_blocks=num_blocks,
         num_tokens=num_blocks * layout.block_size,
         total_bytes=bytes_a_rank * num_ranks,
+        num_nodes=num_nodes,
         num_huge_pages=num_huge_pages,
     )

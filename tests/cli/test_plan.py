@@ -61,14 +61,29 @@ def test_prefill_beside_decode_and_host_memory(capsys: pytest.CaptureFixture[str
     assert found["plan"]["allocated"]["num_sequences"] == 21 and found["plan"]["allocated"]["binds"] == "watermark"
     assert found["plan"]["graph_tokens"] == 224
     assert found["move"]["has_one_layout"] and found["move"]["reads_by_page"] == 195_375
-    assert found["host"]["num_huge_pages"] == 720
+    assert found["host"]["num_huge_pages"] == 360  # of the two ranks that prefill
     assert main([*words]) == 0
     out = capsys.readouterr().out
     assert (
         "Decode\nm3.1-flash on 4x NVIDIA GB300, DEP4" in out and "Prefill\nm3.1-flash on 2x NVIDIA GB300, DEP2" in out
     )
     assert "computed again in 25 steps of 8,192 tokens" in out
-    assert "echo 720 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages" in out
+    assert "Host memory of prefill, 180 GiB a rank" in out
+    assert "before the start: echo 360 > /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages" in out
+
+
+def test_huge_pages_are_those_of_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    two = ("plan", "m3.1-flash", "--hardware", "gb300", "--strategy", "dep8", "--host-memory", "180GiB")
+    assert main([*two]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "all ranks 1.406 TiB = 1.546 TB" in out and "huge pages of 1 GiB on each of 2 nodes 720" in out
+    assert "before the start, on each node: echo 720 > " in out
+    assert _json(capsys, *two)["host"]["num_nodes"] == 2
+    choice = ("hardware=mi355x", "strategy=multi_node_dep", "nodes=2", "head_host=a", "host_memory=180GiB")
+    host = _json(capsys, "plan", "--recipe", *choice)["serve"]["command"]["host"]
+    built = _json(capsys, "recipe", *choice)
+    assert [host["num_huge_pages"]] * 2 == [process["num_huge_pages"] for process in built["processes"]] == [1440] * 2
+    assert host["total_bytes"] == 16 * 180 * 2**30
 
 
 def test_flags_of_a_serving_command_are_taken_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
