@@ -10,6 +10,7 @@ from minnow.config import flags, load
 from minnow.config import vllm as vllm_words
 from minnow.config.load import Loaded
 from minnow.core.errors import ConfigError
+from minnow.core.units import show_decimal
 from minnow.formats.spec import SPEC_BY_NAME
 from minnow.plan import capacity, connector, prefill, transfer
 from minnow.plan.capacity import EVERYTHING
@@ -145,6 +146,14 @@ def _problems(foreign: vllm_words.Outcome, of: Deployment, ways: tuple[Connector
             f"{capacity.graph_tokens(of)} tokens ({config.scheduler.max_num_seqs} sequences of 1 + "
             f"{of.num_drafts}); set {capacity.graph_tokens(of)}"
         )
+    if config.cache.num_gpu_blocks_override:
+        memory = capacity.hold(of, EVERYTHING).memory
+        left_bytes = memory.limit_bytes - memory.weights_bytes - memory.workspace_bytes
+        if memory.cache_bytes > left_bytes:
+            yield (
+                f"--num-gpu-blocks-override is {memory.num_blocks}, a cache of {show_decimal(memory.cache_bytes)}, but "
+                f"weights and reserve leave {show_decimal(max(left_bytes, 0))}; leave it out, or set at most {max(left_bytes, 0) // memory.row_bytes}"
+            )
     if _is_prefill(ways) and not config.cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching is given where prompts are computed; keep prefixes there, and only there"
 

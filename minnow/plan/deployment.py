@@ -8,6 +8,7 @@ from pathlib import Path
 from minnow.arch import size
 from minnow.config import drafter as drafter_config
 from minnow.config import load
+from minnow.config import model as model_config
 from minnow.config.drafter import DrafterConfig
 from minnow.config.engine import EngineConfig
 from minnow.config.model import ModelConfig
@@ -18,14 +19,14 @@ from minnow.core.units import parse_bytes, show_decimal
 from minnow.engine import budget
 from minnow.formats.spec import SPEC_BY_NAME
 from minnow.parallel.mesh import Axis, Mesh
-from minnow.plan import prefill
+from minnow.plan import hardware, prefill
 from minnow.plan.hardware import Sheet
 
 # The convention that planned GPU numbers follow where nothing else is asked for. The published comparison names
 # neither; of the pairs that reproduce it (plan/published.py lists them) this one is chosen, not derived.
 UTILIZATION = 0.90
 RESERVE_BYTES = 9 * 10**9
-FITTED_ON = ("b300", "gb300")  # in DEP
+FITTED_ON = (("b300", "m3.1-flash"), ("b300", "m3-mxfp8"), ("gb300", "m3.1-flash"))  # in DEP4
 CONTEXT_TOKENS = 262_144  # the length that the published comparison counts sequences of
 
 _STRATEGY = re.compile(r"(tp|tep|dp|dep)([1-9]\d*)")
@@ -232,6 +233,14 @@ def _nodes(deployment: Deployment) -> int:
     return nodes
 
 
+def _is_fitted(of: Deployment) -> bool:
+    """Whether the reserve was fitted here: the shipped sheet and the very model, not others of the same name."""
+    return of.strategy == "DEP4" and any(
+        of.device.name == device and of.device == hardware.read(device) and of.model == model_config.known(model)
+        for device, model in FITTED_ON
+    )
+
+
 def _reserve(deployment: Deployment, given: str) -> Reserve:
     own = deployment.drafter_bytes
     if given:
@@ -240,8 +249,7 @@ def _reserve(deployment: Deployment, given: str) -> Reserve:
         workspace = budget.workspace_bytes(deployment.config, deployment.model)
         reserve = Reserve(num_bytes=own + workspace, status="forward", words="what the engine sets aside on a CPU")
     else:
-        is_there = deployment.device.name in FITTED_ON and deployment.strategy.startswith("DEP")
-        status = "fitted" if is_there else "extrapolated"
+        status = "fitted" if _is_fitted(deployment) else "extrapolated"
         reserve = Reserve(
             num_bytes=RESERVE_BYTES, status=status, words="meets published numbers of B300 and GB300, DEP4"
         )

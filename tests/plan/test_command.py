@@ -116,6 +116,15 @@ def test_connectors_that_cannot_be(value: str, sentence: str) -> None:
     assert sentence in str(error.value)
 
 
+def test_more_blocks_than_the_memory_has() -> None:
+    words = ("-dp", "4", "-ep", "--num-gpu-blocks-override")
+    (sentence,) = check(*words, "100000000", device="b300").problems
+    assert sentence.startswith("--num-gpu-blocks-override is 100000000, a cache of 497.7 TB")
+    most = sentence.rpartition("leave it out, or set at most ")[2]
+    assert not check(*words, most, device="b300").problems
+    assert check(*words, str(int(most) + 1), device="b300").problems
+
+
 def test_host_memory_in_ordinary_pages() -> None:
     extra = {"cpu_bytes_to_use_per_rank": 10**9, "lazy_offload": True}
     value = {"kv_connector": "SimpleCPUOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -85,12 +85,22 @@ def test_the_published_drafter_is_there_unless_it_is_left_out() -> None:
     assert of.config.speculative_config.kv_cache_dtype == "fp8"
     assert (of.reserve.num_bytes, of.reserve.status) == (9 * 10**9, "fitted")
     assert [deploy(s, d).reserve.status for s, d in (("tp4", "b300"), ("dep4", "h200"), ("dep2", "gb300"))] == [
-        "extrapolated", "extrapolated", "fitted",
+        "extrapolated", "extrapolated", "extrapolated",
     ]  # fmt: skip
+    assert deploy(device="gb300").reserve.status == published.m3().reserve.status == "fitted"
     bare = deploy(speculation=False, reserve="1 GB")
     assert bare.drafter is None and bare.num_drafts == 0
     assert (bare.reserve.num_bytes, bare.reserve.status) == (10**9, "given")
     assert published.m3().drafter is None
+
+
+def test_nothing_was_fitted_on_a_sheet_or_a_model_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "b300.toml"
+    text = (hardware.SHEETS / "b300.toml").read_text(encoding="utf-8")
+    own.write_text(text.replace("275040 MiB", "200000 MiB"), encoding="utf-8")
+    assert deploy(device=str(own)).reserve.status == "extrapolated"
+    assert published.deploy("m3", "b300", "dep4").reserve.status == "extrapolated"
+    assert published.deploy("m3-mxfp8", "gb300", "dep4").reserve.status == "extrapolated"
 
 
 def test_a_local_checkpoint_drafts_as_its_engine_would(tmp_path: Path) -> None:
