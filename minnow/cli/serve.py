@@ -66,8 +66,8 @@ def _dry_run(loaded: Loaded) -> int:
     refusals += problems(load.resolve_auto(loaded.config, model), model)
     needed, free = checked.host.num_huge_pages if checked.host else 0, transfer.free_huge_pages()
     if needed > free:
-        refusals.append(f"{needed:,} pages of 1 GiB are needed for {num_ranks // engine.num_nodes} ranks, {free:,} are free here; "
-                        f"reserve them: echo {needed} > {transfer.HUGE_PAGES_FILE}")  # fmt: skip
+        refusals.append(f"{needed:,} pages of 1 GiB are needed for {num_ranks // engine.num_nodes} ranks, "
+                        f"{free:,} are free here; reserve: echo {needed} > {transfer.HUGE_PAGES_FILE}")  # fmt: skip
     if is_published:
         refusals.append(f"the weights of {name} are not here, its configuration is; name a directory that holds them")
     lines = [f"{name}, {engine.strategy}: a dry run, no weights are read"]

@@ -62,8 +62,11 @@ class MemoryPlan:
 
     def num_sequences(self, num_tokens_each: int, watermark: float = 0.0) -> int:
         """Sequences of a length that are admitted side by side beneath a watermark."""
-        num_reserved_blocks = policy.num_reserved_blocks(watermark, self.num_blocks)
-        return max(self.num_tokens - num_reserved_blocks * self.block_size, 0) // num_tokens_each
+        return self.num_usable_blocks(watermark) // -(-num_tokens_each // self.block_size)
+
+    def num_usable_blocks(self, watermark: float = 0.0) -> int:
+        """Blocks that sequences may take beneath a watermark; each takes whole ones."""
+        return max(self.num_blocks - 1 - policy.num_reserved_blocks(watermark, self.num_blocks), 0)
 
 
 def layout(config: EngineConfig, model: ModelConfig, mesh: Mesh, drafter: DrafterConfig | None = None) -> BlockLayout:
@@ -116,8 +119,7 @@ def workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
 def most_bytes(config: EngineConfig, layout: BlockLayout) -> int:
     """Bytes that the cache gets on a CPU at most, unless more are asked for: 4 GiB, or one sequence of full length."""
-    longest_blocks = -(-config.max_model_len // layout.block_size) + 1
-    return max(_CPU_CACHE_BYTES, longest_blocks * layout.row_bytes)
+    return max(_CPU_CACHE_BYTES, (-(-config.max_model_len // layout.block_size) + 1) * layout.row_bytes)
 
 
 def _num_drafts(config: EngineConfig) -> int:

@@ -141,7 +141,7 @@ def hold(deployment: Deployment, accounting: Accounting, weights_bytes: int | No
     beneath, roomy = memory.num_sequences(each, watermark), memory.num_sequences(each)
     num_sequences = min(beneath, limit)
     binds = "watermark" if beneath < roomy else "kv_cache_memory_bytes" if _is_capped(memory) else "cache memory"
-    usable_tokens = memory.num_sequences(1, watermark)
+    num_usable_blocks = memory.num_usable_blocks(watermark)
     return Holding(
         accounting=accounting,
         layout=charged,
@@ -151,8 +151,8 @@ def hold(deployment: Deployment, accounting: Accounting, weights_bytes: int | No
         num_sequences=num_sequences,
         num_sequences_engine=num_sequences * config.parallel.data_parallel_size,
         binds="max_num_seqs" if limit < beneath else binds,
-        slack=usable_tokens / each - beneath,
-        next_step=_next_step(deployment, memory, each, usable_tokens),
+        slack=num_usable_blocks / -(-each // memory.block_size) - beneath,
+        next_step=_next_step(deployment, memory, each, beneath),
     )
 
 
@@ -199,17 +199,26 @@ def _window_tokens(deployment: Deployment, accounting: Accounting, charged: Bloc
     return -(-kept_bytes // charged.token_bytes)
 
 
-def _next_step(deployment: Deployment, memory: MemoryPlan, each: int, usable_tokens: int) -> Step:
-    scheduler = deployment.config.scheduler
-    num_cached = usable_tokens // each
-    missing_tokens = (num_cached + 1) * each - usable_tokens
-    more_bytes = int(missing_tokens * memory.row_bytes / memory.block_size / max(1 - scheduler.watermark, 0.01))
-    utilization = (memory.limit_bytes + more_bytes) / deployment.device.memory_bytes
+def _next_step(deployment: Deployment, memory: MemoryPlan, each: int, num_cached: int) -> Step:
+    scheduler, size = deployment.config.scheduler, memory.block_size
+    watermark = min(scheduler.watermark, 0.99)  # 1 keeps every block free: no memory would do
+    num_usable_blocks = memory.num_usable_blocks(scheduler.watermark)
+    num_wanted_blocks = (num_cached + 1) * -(-each // size)
+    num_blocks = memory.num_blocks + num_wanted_blocks - num_usable_blocks
+    while (
+        short := num_wanted_blocks - dataclasses.replace(memory, num_blocks=num_blocks).num_usable_blocks(watermark)
+    ) > 0:
+        num_blocks += short
+    more_bytes = (num_blocks - memory.num_blocks) * memory.row_bytes
+    needed_bytes = memory.total_bytes + more_bytes
+    utilization = -(-needed_bytes * 1000 // deployment.device.memory_bytes) / 1000  # as it is printed, rounded up
     return Step(
         max_num_seqs=scheduler.max_num_seqs + 1 if scheduler.max_num_seqs < num_cached else 0,
         more_bytes=more_bytes,
         utilization=utilization if utilization <= 1 and not _is_capped(memory) else None,
-        context_tokens=max(usable_tokens // (num_cached + 1) - (each - deployment.context_tokens), 0),
+        context_tokens=max(
+            (num_usable_blocks // (num_cached + 1) * size - (each - deployment.context_tokens)) // size * size, 0
+        ),
     )
 
 

@@ -148,11 +148,12 @@ def _problems(foreign: vllm_words.Outcome, of: Deployment, ways: tuple[Connector
         )
     if config.cache.num_gpu_blocks_override:
         memory = capacity.hold(of, EVERYTHING).memory
-        left_bytes = memory.limit_bytes - memory.weights_bytes - memory.workspace_bytes
+        left_bytes = max(memory.limit_bytes - memory.weights_bytes - memory.workspace_bytes, 0)
         if memory.cache_bytes > left_bytes:
             yield (
                 f"--num-gpu-blocks-override is {memory.num_blocks}, a cache of {show_decimal(memory.cache_bytes)}, but "
-                f"weights and reserve leave {show_decimal(max(left_bytes, 0))}; leave it out, or set at most {max(left_bytes, 0) // memory.row_bytes}"
+                f"weights and reserve leave {show_decimal(left_bytes)}; "
+                f"leave it out, or set at most {left_bytes // memory.row_bytes}"
             )
     if _is_prefill(ways) and not config.cache.enable_prefix_caching:
         yield "--no-enable-prefix-caching is given where prompts are computed; keep prefixes there, and only there"

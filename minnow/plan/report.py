@@ -151,7 +151,8 @@ def _next(holding: Holding) -> str:
     step = holding.next_step
     if step.max_num_seqs:
         return f"max_num_seqs {step.max_num_seqs}; the cache holds {holding.num_cached:,}"
-    return f"{show_decimal(step.more_bytes)} more"
+    unit_bytes = 10 ** max(len(str(step.more_bytes)) - 4, 0)  # four figures are printed: not less than it takes
+    return f"{show_decimal(-(-step.more_bytes // unit_bytes) * unit_bytes)} more"
 
 
 def _utilization(holding: Holding) -> str:

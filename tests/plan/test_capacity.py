@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from minnow.cache.blocks import BlockPool
 from minnow.config import load
 from minnow.core.errors import CapacityError
+from minnow.core.units import parse_bytes
 from minnow.engine import container, memory
-from minnow.plan import capacity, deployment, hardware, published
+from minnow.plan import capacity, deployment, hardware, published, report
 from minnow.plan.capacity import EVERYTHING, Holding
 from tests import tiny
 from tests.engine import machine
@@ -52,7 +53,7 @@ def test_h01_planner_engine_and_pool_have_the_same_integers(
     pool = BlockPool(held.memory.num_blocks, held.memory.block_size)
     assert pool.num_free_blocks * held.memory.block_size == held.memory.num_tokens
     longest = model.max_position_embeddings
-    assert held.num_cached == of_engine.max_concurrency == held.memory.num_tokens // longest
+    assert held.num_cached == of_engine.max_concurrency == pool.num_free_blocks // -(-longest // pool.block_size)
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,17 +71,43 @@ def test_the_next_step_is_one_step(
     held = hold(strategy, utilization=utilization, context_tokens=context, **words)
     assert held.num_sequences == held.num_cached == held.num_sequences_engine // (4 if strategy == "dep4" else 1)
     assert 0 <= held.slack < 1 and held.next_step.more_bytes > 0
+    assert held.next_step.context_tokens % held.memory.block_size == 0
     if held.next_step.context_tokens >= 1_000 and not hybrid:
         shorter = hold(strategy, utilization=utilization, context_tokens=held.next_step.context_tokens, **words)
         assert shorter.num_sequences >= held.num_sequences + 1
     if held.next_step.utilization is not None and held.next_step.utilization < 0.99:
-        more = hold(strategy, utilization=held.next_step.utilization + 1e-4, context_tokens=context, **words)
+        more = hold(strategy, utilization=float(f"{held.next_step.utilization:.3f}"), context_tokens=context, **words)
         assert more.num_sequences >= held.num_sequences + 1
+
+
+@pytest.mark.parametrize("context", [262_144, 200_000, 129, 128, 1])
+def test_a_pool_hands_out_as_many_sequences(context: int) -> None:
+    held = hold(context_tokens=context, num_gpu_blocks_override=5000)
+    pool = BlockPool(held.memory.num_blocks, held.memory.block_size)
+    num_sequences = 0
+    while (blocks := -(-context // pool.block_size)) <= pool.num_free_blocks:
+        pool.allocate(blocks)
+        num_sequences += 1
+    assert held.num_cached == num_sequences
+
+
+def test_the_printed_next_step_is_enough() -> None:
+    for watermark in (0.0, 0.05):
+        held = hold(watermark=watermark)
+        step = held.next_step
+        assert step.utilization is not None
+        printed = f"{step.utilization:.3f}"
+        assert hold(watermark=watermark, utilization=float(printed)).num_sequences == held.num_sequences + 1
+        size = report._next(held).removesuffix(" more").replace(" ", "")
+        cache_bytes = held.memory.cache_bytes + parse_bytes(size)
+        more = hold(watermark=watermark, utilization=1.0, kv_cache_memory_bytes=str(cache_bytes))
+        assert more.num_sequences == held.num_sequences + 1
 
 
 def test_what_binds() -> None:
     assert hold().binds == "cache memory"
     assert hold(watermark=0.05).binds == "watermark"
+    assert hold(watermark=1.0).num_cached == 0
     few = hold(context_tokens=8192)
     assert (few.binds, few.num_sequences, few.next_step.max_num_seqs) == ("max_num_seqs", 64, 65)
     assert few.num_cached > 64
