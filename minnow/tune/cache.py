@@ -107,9 +107,9 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     settings = settings or Settings()
     material = stage.prepare(options)
     exact = material.exact()
-    probe = material.trained.spaced(_PROBES, settings.num_tokens)[_PROBES // 2]
-    begun = gauge.gauged(exact, probe)
-    parameters = {name: begun[name].requires_grad_() for name in trained_names(exact)}
+    probes = material.trained.spaced(_PROBES, settings.num_tokens)
+    begun = gauge.gauged(exact, probes[len(probes) // 2])
+    parameters = {name: begun[name].clone().requires_grad_() for name in trained_names(exact)}
     plan = Plan(steps=options.steps or 2000, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}

@@ -57,10 +57,10 @@ def learn(drafter: Drafter, blocks: Blocks) -> Losses:
     rows at a time, and carried on to what the logits were made of.
 
     Source: DSpark's loss (DeepSpec), whose cross-entropy of the text's token is here that of the target's distribution,
-        which says more a row.
+        which says more a row, and counts three times as much.
     """
     weight_R = _row_weights(blocks)
-    code_Rr, _ = drafter.markov.code(blocks.before, blocks.hidden, None)
+    code_Rr, _ = drafter.markov.code(blocks.before, blocks.hidden, None)  # of a head that carries nothing between slots
     table_Wr, head_WD = drafter.markov.weights[1], drafter.head.weights[0]
     assert isinstance(table_Wr, Tensor) and isinstance(head_WD, Tensor) and drafter.confidence is not None
     rows = _weigh(blocks.hidden.detach(), code_Rr.detach(), table_Wr.detach(), head_WD, blocks, weight_R)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from minnow.config import load
-from minnow.config.drafter import DIRECTORY, parse_drafter
+from minnow.config.drafter import DIRECTORY, DrafterConfig, parse_drafter
 from minnow.config.engine import EngineConfig
 from minnow.config.model import read_object
+from minnow.core.errors import ConfigError
 from minnow.core.log import Logger
 from minnow.tune import answers, bigram, drafter_start, prompts, target, text
 from minnow.tune.answers import Answer
@@ -26,6 +27,7 @@ from minnow.tune.target import Target
 
 _NUM_ANSWERS, _MAX_TOKENS, _BATCH = 4_000, 512, 32  # as the engine writes them; tokens of prompt and answer
 _STEPS, _RATE = 10_000, 1e-3
+_FIRST_SHARE = 0.6  # of the steps of a new drafter, for its first slot alone
 _BIGRAM_TEXTS = 512
 
 
@@ -44,10 +46,12 @@ def train(options: Options, watch: Watch) -> Position:
     if not _write_answers(options, directory, is_over=lambda: watch.is_stopped() or watch.clock() >= end_s):
         return Position(step=0, steps=steps, seconds=0.0, metrics={})
     torch.set_float32_matmul_precision("medium")  # products of BF16 parts, summed in f32: AMX where there is one
-    places = (options.output, *options.parts, options.directory)
-    begin = next((place / DIRECTORY for place in places if (place / DIRECTORY / PARTS_NAME).is_file()), None)
+    trained = [place / DIRECTORY for place in (*options.parts, options.directory)]
+    begin = next((place for place in (options.output / DIRECTORY, *trained) if (place / PARTS_NAME).is_file()), None)
     parts = [part for part in options.parts if not (part / DIRECTORY).is_dir()]
-    loaded, settings = target.load(options.directory, torch.bfloat16, parts), Settings()
+    loaded = target.load(options.directory, torch.bfloat16, parts)
+    is_new = not any((place / PARTS_NAME).is_file() for place in trained)
+    settings = Settings(num_first_steps=int(_FIRST_SHARE * steps) if is_new else 0)
     origin = {"model": options.directory.name, "parts": [str(part) for part in options.parts], "seed": options.seed}
     card = {**origin, "text": [str(path) for path in options.text]}
     work = prepare(loaded, answers.read(directory), settings, options.output, begin=begin, seed=options.seed, card=card)
@@ -95,7 +99,7 @@ def prepare(
         keeps_features: on disk, in `output`/features.
 
     Raises:
-        ConfigError: there are too few answers.
+        ConfigError: there are too few answers, or the drafter to begin with is of a kind that is not trained.
     """
     texts = Texts.of(written, settings.num_held_out)
     features = output / "features" if keeps_features else None
@@ -108,12 +112,27 @@ def prepare(
     else:
         raw = read_object(begin / "config.json")
         config = parse_drafter(raw, target.config)
+        _refuse_untrainable(begin, config)
         store = FeatureStore(target, config.target_layer_ids, features)
         draft_ids, weights = drafter_start.read(begin, config)
     for value in weights.values():
         value.requires_grad_(True)
     begun = Begun(config=config, raw=raw, weights=weights, draft_ids=draft_ids)
     return DrafterWork(begun, store, texts, settings, output, card)
+
+
+def _refuse_untrainable(directory: Path, config: DrafterConfig) -> None:
+    """Name what the loss does not cover: it looks at each slot alone, at whole vocabularies, and at the confidence."""
+    wanted = (
+        ("markov_head_type", config.markov_head_type, config.markov_head_type != "rnn", "vanilla or gated"),
+        ("draft_topk", config.draft_topk, not config.draft_topk, "0"),
+        ("enable_confidence_head", config.has_confidence_head, config.has_confidence_head, "true"),
+    )
+    for name, seen, is_trainable, words in wanted:
+        if not is_trainable:
+            raise ConfigError(
+                f"the drafter of {directory} has {name} {seen}; minnow tune draft trains those with {words}"
+            )
 
 
 def _new(target: Target, written: Sequence[Answer], shape: Shape) -> tuple[Tensor, dict[str, Any]]:
@@ -134,5 +153,6 @@ def _engine_config(directory: Path) -> EngineConfig:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as plain values, those of the shape among the others."""
-    return {name: value for name, value in settings.items() if name != "shape"} | dict(settings["shape"])
+    """Settings as plain values, those of the shape among the others; without what follows from the number of steps."""
+    own = {name: value for name, value in settings.items() if name not in ("shape", "num_first_steps")}
+    return own | dict(settings["shape"])

@@ -131,8 +131,7 @@ def weights(
 
     The first layer looks at the newest features (minnow.tune.injection) and the other parts of the layers add nothing
     yet. The fusing matrix mixes taps of equal size. The confidence head says a half. The backbone says little and the
-    Markov head what follows a token on average: after 50 steps of 128 blocks a round had 1.32 tokens so, and 1.13
-    where the Markov head began with nothing.
+    Markov head what follows a token on average.
 
     Args:
         texts: to train on.

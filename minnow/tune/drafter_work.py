@@ -43,7 +43,7 @@ class Settings:
 
     shape: Shape = field(default_factory=Shape)
     batch_sequences: int = 6
-    num_first_steps: int = 6000
+    num_first_steps: int = 0
     num_anchors: int = 64
     num_held_out: int = 32
     held_out_stride: int = 4

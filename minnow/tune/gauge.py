@@ -29,7 +29,7 @@ def gauged(target: Target, ids_T: Tensor) -> dict[str, Tensor]:
 
     Args:
         target: in f32. Where a norm of each head follows the projections, scales would be lost in it: nothing is done.
-        ids_T: i64 [T], text to measure queries and keys on; T a multiple of 32.
+        ids_T: i64 [T], text to measure queries and keys on; 32 or more.
 
     Returns:
         f32 by our names: q_proj and k_proj of each layer.
@@ -87,7 +87,7 @@ def _noise(k_GTH: Tensor, pair_GP: Tensor, scale_GP: Tensor, angle_GP: Tensor) -
     turned = (real_GTP * cos_GTP - other_GTP * sin_GTP, other_GTP * cos_GTP + real_GTP * sin_GTP, rest)
     keys_GTH = torch.cat(turned, dim=-1)
     error_GTH = nvfp4.decode(nvfp4.encode(keys_GTH)) - keys_GTH
-    near_GKNH = torch.unflatten(error_GTH, 1, (-1, _NEAR))
+    near_GKNH = torch.unflatten(error_GTH[:, : error_GTH.shape[1] // _NEAR * _NEAR], 1, (-1, _NEAR))
     square_GH = (near_GKNH - near_GKNH.mean(2, keepdim=True)).square().mean((1, 2))
     noise_G: Tensor = ((square_GH[:, :half] + square_GH[:, half : 2 * half]) * pair_GP / scale_GP.square()).sum(-1)
     return noise_G

@@ -23,10 +23,11 @@ def layer(config: DrafterConfig, target: Target, context_TD: Tensor, counts_V: T
     """Weights of the first layer's attention.
 
     A draft's first slot knows its token alone; what the target knew lies in the keys and values of the context. A head
-    that has to find it there by content takes long to learn: after 95,000 blocks the first layer still spent less than
-    a tenth of its attention on the newest position. So all heads begin with keys that are alike for context (and the
+    that has to find it there by content takes long to learn: after 95,000 blocks heads of the first layer still spent 1
+    to 17 % of their attention on the newest position. So all heads begin with keys that are alike for context (and the
     opposite for slots), and queries turned one position back, which the rotary embedding then makes prefer the newest:
-    0.9 of the attention for the first slot. Values and output add what was fused to the residual stream as it is.
+    0.9 of the attention for the first slot. Values and output add what was fused to the residual stream as it is, where
+    heads are wide enough.
 
     Args:
         config: of a drafter with as many key heads as query heads.

@@ -139,6 +139,7 @@ class Run:
         """
         self.directory, self.plan, self.parameters = directory, plan, dict(parameters)
         self._settings = {**settings, **{k: v for k, v in _fields(plan).items() if k != "steps"}}
+        self._settings |= {"slow": sorted(slow)} if slow else {}
         quick = [name for name in parameters if name not in slow]
         self._shares = [share for share, names in ((1.0, quick), (SLOW_SHARE, slow)) if names]
         self._optimizer = torch.optim.AdamW(

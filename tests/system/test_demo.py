@@ -18,7 +18,7 @@ from minnow.text.tokenizer import Tokenizer
 from tests.engine import running
 from tests.engine.test_equivalences import first_gap
 from tests.model import llama_oracle
-from tools import eval as perplexity
+from tools import parity as perplexity
 
 pytestmark = pytest.mark.system
 

@@ -101,16 +101,21 @@ def test_what_is_written_is_what_was_trained(target: Target, answers: list[Any],
     assert torch.equal(served.vocabulary.target_ids, work.begun.draft_ids)  # type: ignore[arg-type]
 
 
-def test_a_run_in_pieces_is_a_run_in_one_piece(target: Target, answers: list[Any], tmp_path: Path) -> None:
+def test_a_run_in_pieces_is_a_run_in_one_piece(
+    target: Target, answers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a piece ends among blocks of one slot, and the next goes on to whole blocks."""
+    monkeypatch.setattr("tests.tune.test_drafter.SETTINGS", replace(SETTINGS, num_first_steps=3))
+
     def learned(name: str, pieces: list[int]) -> dict[str, Tensor]:
         for stop in pieces:
             work = prepare(target, answers, tmp_path / name)
             plan = Plan(steps=6, rate=4e-3, warmup_steps=2, validate_steps=1000)
-            again = Run(tmp_path / name, plan, work.begun.weights, asdict(SHAPE))
+            again = Run(tmp_path / name, plan, work.begun.weights, asdict(SHAPE), slow=work.begun.slow)
             again.go(work, 1.0, Watch(is_stopped=lambda again=again, stop=stop: again.step >= stop))
         return dict(work.begun.weights)
 
-    whole, pieces = learned("whole", [6]), learned("pieces", [2, 6])
+    whole, pieces = learned("whole", [6]), learned("pieces", [2, 4, 6])
     assert all(torch.equal(whole[name], pieces[name]) for name in whole)
 
 
@@ -284,6 +289,18 @@ def test_the_mask_token_is_one_that_nobody_uses(target: Target) -> None:
     assert drafter_start.unused_id([(0, 4, 5)], config) == 3
     with pytest.raises(ConfigError, match="use every token"):
         drafter_start.unused_id([tuple(range(toy.NUM_TOKENS))], config)
+
+
+@pytest.mark.parametrize("change", [{"markov_head_type": "rnn"}, {"draft_topk": 5}, {"enable_confidence_head": False}])
+def test_drafters_that_the_loss_does_not_cover_are_refused(
+    target: Target, answers: list[Any], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    work = prepare(target, answers, tmp_path)
+    run(work, tmp_path, 1)
+    file = tmp_path / "dspark" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ConfigError, match=f"has {next(iter(change))} .*; minnow tune draft trains those with"):
+        prepare(target, answers, tmp_path)
 
 
 def test_too_few_answers_are_refused(target: Target, answers: list[Any], tmp_path: Path) -> None:

@@ -111,6 +111,9 @@ def peers(models: Models) -> Iterator[tuple[dict[str, Callable[[int], float]], l
     They decode as many tokens from prompts of random tokens about as long: what they compute does not depend on which.
     """
     home, known = demo.home() / "peers", demo.DEMO_BY_NAME["smollm2-135m"]
+    if models.base.resolve() != demo.directory_of(known.name).resolve():
+        yield {}, [f"peers are asked with {known.name} alone"]
+        return
     there = [peer for peer in sides.TITLE_BY_PEER if is_installed(peer, home)]
     asked = there[:1] if models.is_quick else there
     silent = [f"{sides.TITLE_BY_PEER[peer]} is not installed" for peer in sides.TITLE_BY_PEER if peer not in there]
