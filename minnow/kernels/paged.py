@@ -43,23 +43,36 @@ def make_attention(
     queries: tuple[int, ...],
     format: str,
     window: int = 0,
+    prompts: tuple[int, ...] = (),
 ) -> dict[str, Any]:
     """Random queries, the last of each context, and random keys and values in a shuffled pool.
 
     Args:
         window: keys that a query sees back at most, and then all the queries of a sequence see each other; 0: neither.
+        prompts: tokens of each context that were not generated; queries are FP32 then, BF16 where it is empty.
     """
     generator = torch.Generator().manual_seed(sum(contexts))
     tables, num_pool_blocks = make_tables(device, L, contexts, queries)
     shape = (num_pool_blocks, G, L, H)
     return {
-        "q": torch.randn(sum(queries), N, H, generator=generator).to(device, torch.bfloat16),
+        "q": torch.randn(sum(queries), N, H, generator=generator).to(device, query_dtype(prompts)),
         "k_cache": encode(format, torch.randn(shape, generator=generator).to(device)),
         "v_cache": encode(format, torch.randn(shape, generator=generator).to(device)),
         **tables,
         "scale": H**-0.5,
         **_windowed(tables, window),
+        **ends(device, prompts),
     }
+
+
+def query_dtype(prompts: tuple[int, ...]) -> torch.dtype:
+    """Of the queries of a case."""
+    return torch.float32 if prompts else torch.bfloat16
+
+
+def ends(device: torch.device, prompts: tuple[int, ...]) -> dict[str, Tensor]:
+    """prompt_end of a case, if it has one."""
+    return {"prompt_end": torch.tensor(prompts, dtype=torch.int32, device=device)} if prompts else {}
 
 
 def _windowed(tables: dict[str, Tensor], window: int) -> dict[str, Tensor]:

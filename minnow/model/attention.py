@@ -45,7 +45,7 @@ class Attention(nn.Module):
             index_q_TIJ, index_k_T1J = index
             write(index_k_T1J, cache.index, inputs.slots)
             sparse = self.config.sparse
-            scores_TIM = self.kernels.index_score(index_q_TIJ, cache.index, *where)
+            scores_TIM = self.kernels.index_score(index_q_TIJ, cache.index, *where, inputs.prompt_end)
             blocks_TIK = self.kernels.block_topk(
                 scores_TIM,
                 inputs.positions,
@@ -54,9 +54,11 @@ class Attention(nn.Module):
                 sparse.num_local_blocks,
                 sparse.num_init_blocks,
             )
-            out_TNH = self.kernels.sparse_attention(q_TNH, cache.k, cache.v, *where, blocks_TIK, scale)
+            out_TNH = self.kernels.sparse_attention(
+                q_TNH, cache.k, cache.v, *where, blocks_TIK, scale, inputs.prompt_end
+            )
         else:
-            out_TNH = self.kernels.dense_attention(q_TNH, cache.k, cache.v, *where, scale)
+            out_TNH = self.kernels.dense_attention(q_TNH, cache.k, cache.v, *where, scale, None, inputs.prompt_end)
         y_TD: Tensor = self.project_out(out_TNH.flatten(1))
         return y_TD
 

@@ -13,7 +13,7 @@ from minnow.formats.quantized import decode
 
 
 def make(directory: Path) -> Any:
-    """transformers' Llama in f32 with the exact values of a converted checkpoint."""
+    """transformers' Llama in f32 with the exact values of a converted checkpoint; index heads are left out."""
     config = model_config.read(directory)
     reference = LlamaForCausalLM(
         LlamaConfig(
@@ -31,7 +31,7 @@ def make(directory: Path) -> Any:
         )
     ).eval()
     source = open_weights(directory, config)
-    state = {f"{name}.weight": decode(source.take(name)) for name in source.names}
+    state = {f"{name}.weight": decode(source.take(name)) for name in source.names if ".index_" not in name}
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     reference.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from minnow.kernels.decoder_step.cpu import _shared_kind
 from minnow.model.decoder import Decoder
 from minnow.model.native_step import NativeStep, refusal
 from minnow.model.step import StepInputs, StepOutput
-from tests.tiny import layer_formats, write_tiny
+from tests.tiny import layer_formats, m3_text, write_tiny
 
 _CPU = torch.device("cpu")
 
@@ -96,13 +97,22 @@ def test_every_instruction_set_computes_the_same_step(tmp_path, isa, experts, pr
         _close(seen, expected, 1e-5)
 
 
+def sparse(index_dim: int) -> dict[str, Any]:
+    """A Llama-like model that keeps 4 blocks of 16 in every layer."""
+    flags = {"sparse_attention_freq": [1, 1, 1], "sparse_disable_index_value": [1, 1, 1]}
+    config = m3_text(3)["sparse_attention_config"] | {"sparse_index_dim": index_dim, **flags}
+    return {"family": "llama", "layers": 3, "dtype": "float32", "head_dim": 64, "sparse_attention_config": config}
+
+
 @pytest.mark.parametrize("cache", ["fp8", "bf16"])
-def test_generated_tokens_are_the_same_one_by_one_and_computed_anew(tmp_path, isa, cache):
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_generated_tokens_are_the_same_one_by_one_and_computed_anew(tmp_path, isa, cache, is_sparse):
     """To the bit, as after a preemption: the step that a token is in does not change how it is computed."""
-    pair = Pair(tmp_path, torch.float32, cache, family="llama", dtype="float32", head_dim=64)
-    whole = replace(pair.inputs([(0, 60)]), prompt_end=torch.tensor([37], dtype=torch.int32), tap_layers=(1,))
+    kind = sparse(64) if is_sparse else {"family": "llama", "dtype": "float32", "head_dim": 64}
+    pair = Pair(tmp_path, torch.float32, cache, **kind)
+    whole = replace(pair.inputs([(0, 80)]), prompt_end=torch.tensor([37], dtype=torch.int32), tap_layers=(1,))
     anew = pair.native(whole, pair.pools[1].layers)
-    for step in ([(0, 20)], [(20, 17)], *([(at, 1)] for at in range(37, 55)), [(55, 5)]):
+    for step in ([(0, 20)], [(20, 17)], *([(at, 1)] for at in range(37, 75)), [(75, 5)]):
         (first, count) = step[0]
         inputs = replace(
             pair.inputs(step),
@@ -118,6 +128,50 @@ def test_generated_tokens_are_the_same_one_by_one_and_computed_anew(tmp_path, is
     assert torch.equal(as_prompt.taps[0][:37], anew.taps[0][:37]) and is_same == (isa != "amx")
     expected = pair.decoder(whole, pair.pools[0].layers)
     _close(anew, expected, 2**-4)  # keys and values that round otherwise
+
+
+@pytest.mark.parametrize("index_dim", [32, 64, 128])
+def test_blocks_are_chosen_where_there_are_more_than_are_kept(tmp_path, isa, index_dim):
+    """Before, during and after the step in which a sequence grows past them, with one beside it that has not."""
+    pair = Pair(tmp_path, torch.float32, "f32", **sparse(index_dim))
+    ends = torch.tensor([37, 10], dtype=torch.int32)
+    steps = [
+        [(0, 50)],
+        [(50, 13)],
+        [(63, 1)],
+        [(64, 1), (0, 17)],
+        [(65, 40)],
+        [(105, 4), (17, 2)],
+        [(109, 30), (19, 1)],
+    ]
+    for step in steps:
+        expected, seen = pair.run(replace(pair.inputs(step), prompt_end=ends[: len(step)]))
+        _close(seen, expected, 1e-5)
+
+
+@pytest.mark.parametrize("cache", ["fp8", "bf16", "nvfp4"])
+@pytest.mark.parametrize("is_generated", [False, True])
+def test_a_row_is_the_same_beside_one_that_has_to_choose(tmp_path, isa, cache, is_generated):
+    """To the bit: what is left out where nothing is to be chosen changes nothing."""
+    pair = Pair(tmp_path, torch.float32, cache, **sparse(128))
+    ends = torch.tensor([20, 5 if is_generated else 40], dtype=torch.int32)
+    pair.native(replace(pair.inputs([(0, 90), (0, 30)]), prompt_end=ends), pair.pools[1].layers)
+    both = replace(pair.inputs([(90, 3), (30, 4)]), prompt_end=ends, tap_layers=(2,))
+    beside = pair.native(both, pair.pools[1].layers)
+    alone = pair.native(
+        replace(
+            both,
+            ids=both.ids[3:].clone(),
+            positions=both.positions[3:].clone(),
+            slots=both.slots[3:].clone(),
+            query_start=torch.tensor([0, 4], dtype=torch.int32),
+            block_table=both.block_table[1:].clone(),
+            logits_rows=torch.tensor([3]),
+            prompt_end=ends[1:].clone(),
+        ),
+        pair.pools[1].layers,
+    )
+    assert torch.equal(alone.taps[0], beside.taps[0][3:]) and torch.equal(alone.logits, beside.logits[1:])
 
 
 @pytest.mark.parametrize("routed", ["nvfp4", "int4"])

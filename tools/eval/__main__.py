@@ -21,7 +21,7 @@ from minnow.text.tokenizer import Tokenizer
 from tools import house
 from tools.eval import attention, drafts, quality, speed
 from tools.eval.finding import Finding, page
-from tools.eval.models import Models, base_of
+from tools.eval.models import Models
 
 RECORD = house.ROOT / "benchmarks" / "eval.jsonl"
 PAGE = house.ROOT / "docs" / "reference" / "eval.md"
@@ -99,7 +99,7 @@ def main() -> int:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="minnow-eval-") as place:
         model = demo.resolve(args.model)
-        base = demo.resolve(args.base) if args.base else base_of(args.model)
+        base = demo.resolve(args.base) if args.base else demo.untrained(args.model)
         if args.parts:
             trained.combine(model, args.parts, Path(place) / "model")
             model = Path(place) / "model"

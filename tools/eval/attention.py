@@ -1,6 +1,7 @@
 """what choosing blocks saves at decoding: the attention alone, and the whole step beside its bytes"""
 
-from collections.abc import Callable, Iterator, Mapping
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from minnow.config.load import from_values
 from minnow.config.model import ModelConfig, without_index
 from minnow.engine import memory
 from minnow.engine.engine import Engine
-from minnow.kernels import native, registry
+from minnow.kernels import native, registry, words
 from tools.eval.finding import Finding
 from tools.eval.models import Models
 from tools.eval.quality import NO_INDEX
@@ -68,42 +69,59 @@ class Parts:
         table = torch.randperm(num_blocks, generator=self._generator).to(torch.int32)[None]
         start, positions = (torch.tensor(values, dtype=torch.int32) for values in ([0, 1], [context - 1]))
         self._where, self._scale = (table, start, positions), model.head_dim**-0.5
-        self._scores = self._score(self._layers[0])
-        self._chosen = self._choose(self._scores)
 
-    def calls(self) -> dict[str, Callable[[], list[Tensor]]]:
-        """Each does its part for all layers, and gives what comes of it."""
-        return {
-            "MSA": lambda: self._each(lambda layer: self._attend(layer, self._choose(self._score(layer)))),
-            "dense": lambda: self._each(self._attend_densely),
-            "index_score": lambda: self._each(self._score),
-            "block_topk": lambda: self._each(lambda layer: self._choose(self._scores)),
-            "sparse_attention": lambda: self._each(lambda layer: self._attend(layer, self._chosen)),
-        }
-
-    def _each(self, call: Callable[[LayerCache], Tensor]) -> list[Tensor]:
-        return [call(layer) for layer in self._layers]
-
-    def _score(self, layer: LayerCache) -> Tensor:
-        scores: Tensor = self._kernels.index_score(self._index_q, layer.index, *self._where)
-        return scores
-
-    def _choose(self, scores: Tensor) -> Tensor:
-        sparse = self._sparse
+    def calls(self) -> dict[str, Callable[[], None]]:
+        """Each does its part for all layers, as a decode step does it: no more than the native functions is timed."""
+        sparse, (table, start, positions), generated = self._sparse, self._where, torch.zeros(1, dtype=torch.int32)
+        where = words.pack(*words.of_sequences(table, start, positions, generated))
+        q, index_q, is_bf16 = self._q.float(), self._index_q.float(), self._dtype == torch.bfloat16
+        num_heads, index_heads, num_table_blocks = q.shape[1], index_q.shape[1], table.shape[1]
+        self.out = out = torch.empty_like(q)  # of the last layer
+        scores = torch.empty(1, index_heads, num_table_blocks)
+        blocks = torch.empty(1, index_heads, sparse.num_blocks, dtype=torch.int32)
+        self._kept = (where, generated, q, index_q, scores, blocks)  # what the addresses below belong to
         rule = (sparse.num_blocks, sparse.block_size, sparse.num_local_blocks, sparse.num_init_blocks)
-        chosen: Tensor = self._kernels.block_topk(scores, self._where[2], *rule)
-        return chosen
+        index_score, block_topk = native.function("index_score", "ppppii"), native.function("block_topk", "pppiiiiiii")
+        sparse_attention = native.function("sparse_attention", "ppppppiifi")
+        dense_attention = native.function("dense_attention", "pppppifi")
+        caches = [_packed(layer) for layer in self._layers]
+        queries = (where, q.data_ptr())
 
-    def _attend(self, layer: LayerCache, chosen: Tensor) -> Tensor:
-        out: Tensor = self._kernels.sparse_attention(self._q, layer.k, layer.v, *self._where, chosen, self._scale)
-        return out
+        def score() -> None:
+            for _, _, index in caches:
+                index_score(where, index_q.data_ptr(), index, scores.data_ptr(), index_heads, is_bf16)
 
-    def _attend_densely(self, layer: LayerCache) -> Tensor:
-        out: Tensor = self._kernels.dense_attention(self._q, layer.k, layer.v, *self._where, self._scale)
-        return out
+        def choose() -> None:
+            ranked = (scores.data_ptr(), positions.data_ptr(), blocks.data_ptr(), 1, index_heads, num_table_blocks)
+            for _ in caches:
+                block_topk(*ranked, *rule)
+
+        def attend() -> None:
+            chosen = (blocks.data_ptr(), out.data_ptr(), num_heads, sparse.num_blocks)
+            for k, v, _ in caches:
+                sparse_attention(*queries, k, v, *chosen, self._scale, is_bf16)
+
+        def attend_densely() -> None:
+            for k, v, _ in caches:
+                dense_attention(*queries, k, v, out.data_ptr(), num_heads, self._scale, is_bf16)
+
+        parts = (score, choose, attend)
+        _each(parts)
+        return {"MSA": lambda: _each(parts), "dense": attend_densely, "index_score": score, "block_topk": choose,
+                "sparse_attention": attend}  # fmt: skip
 
     def _random(self, rows: int, heads: int, width: int) -> Tensor:
         return torch.randn(rows, heads, width, generator=self._generator).to(self._dtype)
+
+
+def _each(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()
+
+
+def _packed(layer: LayerCache) -> tuple[ctypes.Array[ctypes.c_int64], ...]:
+    assert layer.index is not None
+    return tuple(words.pack(*words.of_cache(cache)) for cache in (layer.k, layer.v, layer.index))
 
 
 def whole_step(

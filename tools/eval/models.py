@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minnow.checkpoint import demo
-from minnow.checkpoint.convert import convert
 from minnow.config import drafter as drafter_config
 from minnow.config import model as model_config
 from minnow.config.drafter import DrafterConfig
@@ -67,16 +65,6 @@ class Models:
 def open_llm(directory: Path, **settings: Any) -> LLM:
     """An engine in this process, with a small cache and settings by name."""
     return LLM(str(directory), **{"kv_cache_memory_bytes": CACHE, **settings})
-
-
-def base_of(name: str) -> Path:
-    """The directory of what a model was before anything was learned: of the demo without our parts, else itself."""
-    if not demo.is_known(name) or demo.parts_of(name) is None:
-        return demo.resolve(name)
-    known, target = demo.DEMO_BY_NAME[name], demo.home() / "models" / f"{name}-base"
-    if not (target / "digests.json").is_file():
-        convert(demo.fetch(known, demo.home() / "downloads", say=lambda words: None), target, kv_cache="fp8")
-    return target
 
 
 def score(llm: LLM, ids: Sequence[int]) -> tuple[TokenLogprobs, ...]:

@@ -8,23 +8,33 @@ namespace MINNOW_ISA {
 
 constexpr int64_t kOwnRows = 8;  // of which every thread has a norm of its own: cheaper than a barrier
 
+// Whether no token of a step has more blocks before it than it keeps: there is nothing to choose.
+static bool keeps_all(const Model& model, const Layer& layer, const Sequences& sequences) {
+    int64_t last = 0;
+    for (int64_t t = 0; t < sequences.num_tokens; ++t) last = larger(last, sequences.positions[t]);
+    return last < model.num_blocks * layer.k.block_length;
+}
+
 static void attend(Team& team, const Model& model, const Layer& layer, const Step& step, const float* x, float* h) {
     const Sequences& sequences = step.sequences;
     const int64_t num_tokens = sequences.num_tokens;
     const bool is_bf16 = model.is_bf16 != 0;
-    const int64_t num_parts = layer.is_sparse ? 5 : 3;
+    const bool chooses = layer.is_sparse && !keeps_all(model, layer, sequences);
     const Cache* const caches[kMaxProjections] = {nullptr, &layer.k, &layer.v, nullptr, &layer.index};
-    HeadPart parts[kMaxProjections];
-    int64_t stride = 0;
-    for (int64_t i = 0; i < num_parts; ++i) {
+    HeadPart parts[kMaxProjections];  // query, key, value, index key and, where blocks are chosen, index query
+    Weight projections[kMaxProjections];
+    const int64_t order[kMaxProjections] = {0, 1, 2, 4, 3};
+    int64_t stride = 0, num_parts = 0;
+    for (const int64_t i : order) {
+        if ((i == 4 && !layer.is_sparse) || (i == 3 && !chooses)) continue;
         const Weight& norm = layer.head_norms[i];
-        parts[i] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i]};
+        parts[num_parts] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i]};
+        projections[num_parts++] = layer.projections[i];
         stride += layer.projections[i].num_rows;
     }
     Scratch memory = team.shared();
     float* projected = memory.take<float>(num_tokens * stride);
-    linear(team, x, model.width, num_tokens, layer.projections, num_parts, is_bf16,
-           {projected, stride, false, is_bf16});
+    linear(team, x, model.width, num_tokens, projections, num_parts, is_bf16, {projected, stride, false, is_bf16});
     const int32_t* positions = step.rope_positions != nullptr ? step.rope_positions : sequences.positions;
     qk_norm_rope_write(team, projected, stride, num_tokens, parts, num_parts, positions, model.inv_freq,
                        model.num_frequencies, static_cast<float>(model.eps), static_cast<float>(model.offset),
@@ -34,12 +44,16 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
     const float scale = static_cast<float>(model.scale);
     float* out = memory.take<float>(num_tokens * out_width);
     if (layer.is_sparse) {
-        const int64_t num_index_heads = parts[3].num_heads;
-        float* scores = memory.take<float>(num_tokens * num_index_heads * sequences.num_table_blocks);
-        int32_t* blocks = memory.take<int32_t>(num_tokens * num_index_heads * model.num_blocks);
-        index_score(team, sequences, projected + parts[3].start, stride, num_index_heads, layer.index, scores, is_bf16);
-        block_topk(team, scores, num_tokens, num_index_heads, sequences.num_table_blocks, sequences.positions,
-                   model.num_blocks, layer.k.block_length, model.num_local_blocks, model.num_init_blocks, blocks);
+        int32_t* blocks = nullptr;
+        if (chooses) {
+            const int64_t num_index_heads = parts[4].num_heads;
+            float* scores = memory.take<float>(num_tokens * num_index_heads * sequences.num_table_blocks);
+            blocks = memory.take<int32_t>(num_tokens * num_index_heads * model.num_blocks);
+            index_score(team, sequences, projected + parts[4].start, stride, num_index_heads, layer.index, scores,
+                        is_bf16);
+            block_topk(team, scores, num_tokens, num_index_heads, sequences.num_table_blocks, sequences.positions,
+                       model.num_blocks, layer.k.block_length, model.num_local_blocks, model.num_init_blocks, blocks);
+        }
         sparse_attention(team, sequences, projected, stride, num_heads, layer.k, layer.v, blocks, model.num_blocks,
                          scale, out, out_width, is_bf16);
     } else {

@@ -13,6 +13,7 @@ OP = Op(
         "positions": "i32 [T]",
         "scale": "scalar",
         "first_keys": "i32? [T]",
+        "prompt_end": "i32? [S]",
     },
     outputs={"out": "same [T N H]"},
     cost=lambda T, N, G, H, context_tokens, key_bytes=2.0: (
@@ -38,6 +39,16 @@ OP = Op(
             "window": 512,
         },
         {"N": 4, "G": 2, "H": 32, "L": 16, "contexts": (130, 47), "queries": (5, 40), "format": "bf16", "window": 20},
+        {
+            "N": 9,
+            "G": 3,
+            "H": 64,
+            "L": 128,
+            "contexts": (700, 130, 90),
+            "queries": (1, 20, 4),
+            "format": "fp8",
+            "prompts": (690, 115, 90),
+        },
     ),
     device_cases=({"N": 64, "G": 4, "H": 128, "L": 128, "contexts": (8192,), "queries": (512,), "format": "fp8"},),
 )

@@ -151,11 +151,8 @@ inline void attend_whole(Team& team, const DenseCall& call, const Spans& spans) 
 
 void dense_attention(Team& team, const Sequences& sequences, const float* q, int64_t q_stride, int64_t num_heads,
                      const Cache& k, const Cache& v, float scale, float* out, int64_t out_stride, bool is_bf16) {
-    // A few FP32 rows at a time take less time in registers than in tiles. Which way a token goes depends on its place in
-    // the sequence alone, so that its sums do not depend on the step that it is in.
-    const bool by_tiles = is_bf16 || num_heads / k.num_heads > kFewRows || !has_floats(k.format, k.width);
     const Attention attention[2] = {attention_of(k, v, num_heads, scale, is_bf16),
-                                    attention_of(k, v, num_heads, scale, is_bf16, by_tiles)};
+                                    attention_of(k, v, num_heads, scale, is_bf16, tokens_by_tiles(k, num_heads, is_bf16))};
     const DenseCall call = {&sequences, attention, q, q_stride, out, out_stride};
     Scratch scratch = team.scratch();
     const Spans spans = cut(scratch, sequences, larger(1, kSpanRows / attention->num_heads));

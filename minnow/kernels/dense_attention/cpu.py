@@ -22,6 +22,7 @@ def dense_attention(
     positions: Tensor,
     scale: float,
     first_keys: Tensor | None = None,
+    prompt_end: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query over the keys from its first one to its position; see reference.py.
 
@@ -33,6 +34,8 @@ def dense_attention(
         block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T].
         scale: of the products.
         first_keys: i32 [T], or None.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens another way.
 
     Returns:
         same dtype as q [T N H].
@@ -40,7 +43,7 @@ def dense_attention(
     plain = q.float().contiguous()
     out = torch.empty(q.shape)
     native.function("dense_attention", "pppppifi")(
-        words.pack(*words.of_sequences(block_table, query_start, positions, first_keys=first_keys)), plain.data_ptr(),
+        words.pack(*words.of_sequences(block_table, query_start, positions, prompt_end, first_keys)), plain.data_ptr(),
         words.pack(*words.of_cache(k_cache)), words.pack(*words.of_cache(v_cache)), out.data_ptr(),
         q.shape[1], scale, q.dtype == torch.bfloat16,
     )  # fmt: skip

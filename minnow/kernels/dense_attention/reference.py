@@ -25,6 +25,7 @@ def dense_attention(
     positions: Tensor,
     scale: float,
     first_keys: Tensor | None = None,
+    prompt_end: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query over the keys from its first one to its position.
 
@@ -36,6 +37,8 @@ def dense_attention(
             it is part of a block that sees all of itself.
         scale: of the products, usually H^-0.5.
         first_keys: i32 [T], the first key that a query sees, ascending within a sequence; None: all from 0 on.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens another way.
 
     Returns:
         same dtype as q [T N H]; products, softmax and sums in f32.

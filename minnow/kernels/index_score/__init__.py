@@ -10,6 +10,7 @@ OP = Op(
         "block_table": "i32 [S M]",
         "query_start": "i32 [S1]",
         "positions": "i32 [T]",
+        "prompt_end": "i32? [S]",
     },
     outputs={"scores": "f32 [T I M]"},
     cost=lambda T, I, J, context_tokens, key_bytes=2.0: (
@@ -23,6 +24,15 @@ OP = Op(
         {"I": 4, "J": 128, "L": 128, "contexts": (129, 128), "queries": (2, 3), "format": "nvfp4"},
         {"I": 3, "J": 48, "L": 24, "contexts": (49,), "queries": (49,), "format": "nvfp4"},
         {"I": 2, "J": 64, "L": 40, "contexts": (90,), "queries": (1,), "format": "f32"},
+        {
+            "I": 3,
+            "J": 128,
+            "L": 128,
+            "contexts": (2300, 130, 90),
+            "queries": (1, 20, 4),
+            "format": "fp8",
+            "prompts": (690, 115, 90),
+        },
     ),
     device_cases=({"I": 4, "J": 128, "L": 128, "contexts": (65536,), "queries": (8,), "format": "nvfp4"},),
 )

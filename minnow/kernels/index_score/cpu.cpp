@@ -5,7 +5,7 @@
 namespace MINNOW_ISA {
 
 constexpr int64_t kIndexSpanRows = 64;
-constexpr int64_t kRunKeys = 4096;  // that an item reads
+constexpr int64_t kRunKeys = 4096, kLeastRunKeys = 512;  // that an item reads
 
 struct IndexCall {
     const Sequences* sequences;
@@ -70,11 +70,38 @@ struct IndexCall {
 #if defined(MINNOW_HAS_AMX)
     static constexpr int64_t kPacked = 2 * kIndexTiles * kTileUnits * kLanes;
 
-    // The same by index_amx.h; packed: each four rows. False where scales do not allow it.
+    // Groups of up to four heads of a token.
+    inline int64_t groups_each() const { return (num_heads + kIndexRows - 1) / kIndexRows; }
+
+    template <class Pack>
+    inline uint16_t* pack_groups(Scratch& scratch, const Span& span, int64_t words, Pack&& pack) const {
+        uint16_t* packed = scratch.take<uint16_t>(span.num_tokens * groups_each() * words);
+        for (int64_t g = 0; g < span.num_tokens * groups_each(); ++g) {
+            const int64_t head = g % groups_each() * kIndexRows;
+            const float* from = q + (span.first + g / groups_each()) * q_stride + head * cache->width;
+            pack(from, smaller(kIndexRows, num_heads - head), packed + g * words);
+        }
+        return packed;
+    }
+
+    // Keys of a block that a group sees.
+    inline int64_t seen_of(const Span& span, int64_t group, int64_t block) const {
+        return count(span, group / groups_each(), block, cache->block_length);
+    }
+
+    inline void put_best(const Span& span, int64_t block, const IndexBest* best, float factor) const {
+        for (int64_t row = 0; row < span.num_tokens * num_heads; ++row) {
+            const int64_t head = row % num_heads, group = row / num_heads * groups_each() + head / kIndexRows;
+            *place(span, row, block) =
+                best[group].of(head % kIndexRows, factor * static_cast<float>(cache->global_scale));
+        }
+    }
+
+    // The same by index_amx.h, NVFP4 keys with BF16 queries; packed: each group. False where scales do not allow it.
     inline bool score_by_groups(const Span& span, const uint16_t* packed, int64_t block, int64_t next,
                                 Scratch& scratch) const {
         constexpr int64_t kSums = 2 * kTileRows * kTileUnits;
-        const int64_t length = cache->block_length, num_groups = span.num_tokens * num_heads / kIndexRows;
+        const int64_t length = cache->block_length, num_groups = span.num_tokens * groups_each();
         const int64_t num_keys = count(span, span.num_tokens - 1, block, length);
         const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
         uint32_t* keys = scratch.take<uint32_t>(kIndexTiles * kTileRows * kTileUnits);
@@ -96,23 +123,65 @@ struct IndexCall {
                 }
             }
             for (int64_t g = 0; i > 0 && g < num_groups; ++g) {
-                const int64_t seen = count(span, g * kIndexRows / num_heads, block, length) - (i - kTileRows);
+                const int64_t seen = seen_of(span, g, block) - (i - kTileRows);
                 scale_index_keys(sums + ((1 - turn) * num_groups + g) * kSums,
                                  scales + (1 - turn) * kTileRows * kIndexGroups, seen, best[g]);
             }
         }
-        for (int64_t g = 0; g < num_groups; ++g) {
-            float lanes[kLanes];
-            _mm512_storeu_ps(lanes, best[g].largest);
-            for (int64_t row = 0; row < kIndexRows; ++row) {
-                float largest = -INFINITY;
-                for (int64_t j = row; j < kLanes; j += kIndexRows) largest = lanes[j] > largest ? lanes[j] : largest;
-                const bool is_nan = (best[g].nans & 0x1111 << row) != 0;
-                *place(span, g * kIndexRows + row, block) =
-                    is_nan ? NAN : largest * 256.0f * static_cast<float>(cache->global_scale);
+        put_best(span, block, best, 256.0f);
+        return true;
+    }
+
+    // The same with the limbs of queries; packed: each group. False where a key is no number.
+    template <int64_t kFormat, int kTiles>
+    inline bool score_by_limbs(const Span& span, const uint16_t* packed, int64_t block, int64_t next,
+                               Scratch& scratch) const {
+        constexpr int64_t kKeys = 2 * kTileRows, kSums = kKeys * kTileUnits, kWords = 2 * kTiles * kTileUnits * kLanes;
+        const int64_t length = cache->block_length, num_groups = span.num_tokens * groups_each();
+        const int64_t num_keys = count(span, span.num_tokens - 1, block, length);
+        const Rows rows = rows_of(*cache, table_of(*sequences, span)[block], 0, 0);
+        uint32_t* keys = scratch.take<uint32_t>(2 * kTiles * kSums);
+        float* sums = scratch.take<float>(2 * num_groups * kSums);
+        IndexBest* best = scratch.take<IndexBest>(num_groups);
+        for (int64_t g = 0; g < num_groups; ++g) best[g] = {_mm512_set1_ps(-INFINITY), 0};
+        Ahead ahead = next < 0 ? Ahead{rows.codes, rows.codes} : ahead_of(rows_of(*cache, next, 0, 0), length);
+        const int64_t num_steps = (num_keys + kKeys - 1) / kKeys;
+        for (int64_t step = 0; step < num_steps + 2; ++step) {  // what was stored a step before is multiplied, then folded
+            if (step < num_steps) {
+                const int64_t i = step * kKeys;
+                uint32_t* to = keys + step % 2 * kTiles * kSums;
+                const int64_t second = smaller(i + kTileRows, num_keys - 1);
+                const bool is_read =
+                    fill_key_rows<kFormat>(rows.from(i), num_keys - i, ahead, to) &&
+                    fill_key_rows<kFormat>(rows.from(second), num_keys - second, ahead, to + kTiles * kSums / 2);
+                if (!is_read) return false;
+            }
+            for (int64_t g = 0; step >= 1 && step <= num_steps && g < num_groups; ++g) {
+                multiply_key_rows<kTiles>(keys + (step - 1) % 2 * kTiles * kSums, packed + g * kWords,
+                                          sums + ((step - 1) % 2 * num_groups + g) * kSums);
+            }
+            for (int64_t g = 0; step >= 2 && g < num_groups; ++g) {
+                fold_key_rows(sums + (step % 2 * num_groups + g) * kSums,
+                              seen_of(span, g, block) - (step - 2) * kKeys, best[g]);
             }
         }
+        put_best(span, block, best, 1.0f);
         return true;
+    }
+
+    // Whether generated tokens go that way.
+    inline bool has_limbs() const {
+        return has_tiles(*cache) && (cache->width == 64 || cache->width == 128) && cache->format != kF32;
+    }
+
+    inline bool score_by_limbs(const Span& span, const uint16_t* packed, int64_t block, int64_t next,
+                               Scratch& scratch) const {
+        const bool is_wide = cache->width == 128;
+        if (cache->format == kNvfp4) return score_by_limbs<kNvfp4, 4>(span, packed, block, next, scratch);
+        if (cache->format == kFp8 && is_wide) return score_by_limbs<kFp8, 4>(span, packed, block, next, scratch);
+        if (cache->format == kFp8) return score_by_limbs<kFp8, 2>(span, packed, block, next, scratch);
+        if (is_wide) return score_by_limbs<kBf16, 4>(span, packed, block, next, scratch);
+        return score_by_limbs<kBf16, 2>(span, packed, block, next, scratch);
     }
 #endif
 
@@ -129,20 +198,32 @@ struct IndexCall {
             Tiles tiles = {};
             float* s = scratch.take<float>(num_rows * round_up(cache->block_length, kStrip));
 #if defined(MINNOW_HAS_AMX)
-            const bool has_groups = has_index_tiles(*cache, is_bf16) && num_heads % kIndexRows == 0;
-            uint16_t* packed = has_groups ? scratch.take<uint16_t>(num_rows / kIndexRows * kPacked) : nullptr;
-            for (int64_t row = 0; has_groups && row < num_rows; row += kIndexRows) {
-                const float* from = q + (span.first + row / num_heads) * q_stride + row % num_heads * cache->width;
-                pack_index_rows(from, cache->width, kIndexRows, packed + row / kIndexRows * kPacked);
+            // Which way a token goes depends on its place in the sequence alone: its scores do not depend on the step.
+            const bool by_groups = has_index_tiles(*cache, is_bf16) && num_heads % kIndexRows == 0;
+            const bool by_limbs = !by_groups && span.is_generated && has_limbs();
+            uint16_t* packed = nullptr;
+            if (by_groups) {
+                packed = pack_groups(scratch, span, kPacked, [&](const float* from, int64_t heads, uint16_t* to) {
+                    pack_index_rows(from, cache->width, heads, to);
+                });
+            } else if (by_limbs) {
+                const int64_t width = cache->width, num_limbs = is_bf16 ? 1 : kLimbs;
+                const auto pack = [&](const float* from, int64_t heads, uint16_t* to) {
+                    pack_index_limbs(from, width, heads, cache->format, width, num_limbs, to);
+                };
+                packed = pack_groups(scratch, span, width * kLanes, pack);
             }
 #endif
             for (int64_t block = first; block < last; ++block) {
                 const int64_t next = block + 1 < last ? table_of(*sequences, span)[block + 1] : -1;
 #if defined(MINNOW_HAS_AMX)
-                if (has_groups) {
+                if (packed != nullptr) {
                     Scratch own = team.scratch();
                     tiles.configure(kTileRows);
-                    if (score_by_groups(span, packed, block, next, own)) continue;
+                    if (by_groups ? score_by_groups(span, packed, block, next, own)
+                                  : score_by_limbs(span, packed, block, next, own)) {
+                        continue;
+                    }
                 }
 #endif
                 score_block(span, queries, keys, block, next, s, tiles);
@@ -160,7 +241,9 @@ void index_score(Team& team, const Sequences& sequences, const float* q, int64_t
     const IndexCall call = {&sequences, q, q_stride, num_heads, &cache, scores, is_bf16};
     Scratch scratch = team.scratch();
     const Spans spans = cut(scratch, sequences, larger(1, kIndexSpanRows / num_heads));
-    const int64_t run_blocks = larger(1, kRunKeys / cache.block_length);
+    const int64_t all_keys = spans.num_spans * sequences.num_table_blocks * cache.block_length;
+    const int64_t run_keys = larger(kLeastRunKeys, smaller(kRunKeys, all_keys / (2 * team.num_threads)));
+    const int64_t run_blocks = larger(1, run_keys / cache.block_length);
     const int64_t num_runs = (sequences.num_table_blocks + run_blocks - 1) / run_blocks;
     team.for_each(spans.num_spans * num_runs, [&](int64_t item) {
         const int64_t first = item % num_runs * run_blocks;

@@ -15,7 +15,12 @@ def refusal(target: Target) -> str | None:
 
 
 def index_score(
-    index_q: Tensor, index_cache: Weight, block_table: Tensor, query_start: Tensor, positions: Tensor
+    index_q: Tensor,
+    index_cache: Weight,
+    block_table: Tensor,
+    query_start: Tensor,
+    positions: Tensor,
+    prompt_end: Tensor | None = None,
 ) -> Tensor:
     """The largest product of an index query with the keys of each block, keys after the query left out.
 
@@ -28,6 +33,8 @@ def index_score(
         block_table: i32 [S M], pool blocks of each sequence in order of position; the rest is ignored.
         query_start: i32 [S + 1].
         positions: i32 [T], ascending within a sequence.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens another way.
 
     Returns:
         f32 [T I M]; -inf where a block has no visible key. No scale: it would not change the choice.

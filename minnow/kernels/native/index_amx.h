@@ -1,7 +1,7 @@
-// index keys in NVFP4 against the index heads by AMX: products of whole numbers, scales afterwards
+// index keys against the index heads by AMX: sixteen keys are the rows of a tile as they lie, four queries its outputs
 //
-// Of four rows at a time a tile takes the sums of four groups of sixteen dims apart, one in each quarter of its columns:
-// so codes need no scale before they are multiplied, and one multiplication a group does for four rows.
+// A column of outputs has four quarters. In them are the sums of four groups of sixteen dims of NVFP4 keys, whose codes
+// then need no scale before they are multiplied; or the products with the BF16 numbers whose sum an FP32 query is.
 #pragma once
 
 #include "queries.h"
@@ -91,11 +91,102 @@ inline bool spread_index_scales(const Rows& keys, float* out) {
     return odd == 0;
 }
 
+// The dim of a word of a key's row in a tile, as read_halves has it.
+inline int64_t key_row_dim(int64_t format, int64_t tile, int64_t word) {
+    if (format == kNvfp4) return tile / 4 * 128 + 4 * word + tile % 4;
+    return tile / 2 * 64 + (format == kFp8 ? 2 * word + tile % 2 : tile % 2 * 32 + word);
+}
+
+// Four rows of queries, `stride` apart, as outputs: [tile][16 units][4 limbs][4 rows] pairs. Few rows leave zeros.
+inline void pack_index_limbs(const float* q, int64_t stride, int64_t num_rows, int64_t format, int64_t width,
+                             int64_t num_limbs, uint16_t* out) {
+    memset(out, 0, width / kStrip * kTileUnits * kLanes * sizeof(uint32_t));
+    for (int64_t place = 0; place < width; ++place) {
+        const int64_t dim = key_row_dim(format, place / kStrip, place % kStrip), half = place % 2;
+        for (int64_t row = 0; row < num_rows; ++row) {
+            float left = q[row * stride + dim];
+            for (int64_t limb = 0; limb < num_limbs; ++limb) {
+                uint32_t bits;
+                memcpy(&bits, &left, sizeof bits);
+                out[2 * (place / 2 * kLanes + limb * kIndexRows + row) + half] = static_cast<uint16_t>(bits >> 16);
+                bits &= 0xffff0000u;
+                float taken;
+                memcpy(&taken, &bits, sizeof taken);
+                left -= taken;
+            }
+        }
+    }
+}
+
+// Sixteen keys, or the last of num_keys again, as rows: [tile][16 keys][16 units]. False where one is no number.
+template <int64_t kFormat>
+inline bool fill_key_rows(const Rows& keys, int64_t num_keys, Ahead& ahead, uint32_t* out) {
+    constexpr int kVectors = kFormat == kNvfp4 ? 4 : 2;
+    __m512i largest = _mm512_setzero_si512();
+    for (int64_t i = 0; i < kTileRows; ++i) {
+        uint32_t* place = out + i * kTileUnits;
+        ahead.ask<kFormat == kBf16 ? 4 : kFormat == kFp8 ? 2 : 1>();
+        for (int64_t d = 0; d < keys.width; d += kVectors * kStrip) {
+            __m512i halves[kVectors];
+            read_halves<kFormat>(keys, smaller(i, num_keys - 1), d, largest, halves);
+            for (int j = 0; j < kVectors; ++j, place += kTileRows * kTileUnits) _mm512_storeu_si512(place, halves[j]);
+        }
+    }
+    return kFormat != kFp8 || e4m3_nans(largest) == 0;
+}
+
+// sums [2][16 keys][4 limbs][4 rows] of two times sixteen keys and four packed rows.
+template <int kTiles>
+inline void multiply_key_rows(const uint32_t* keys, const uint16_t* rows, float* sums) {
+    constexpr int64_t kFloats = kTileRows * kTileUnits, kBytes = 4 * kTileUnits;
+    const uint32_t* others = keys + kTiles * kFloats;
+    tile_zero<0>();
+    tile_zero<1>();
+    for (int64_t t = 0; t < kTiles; ++t, keys += kFloats, others += kFloats, rows += 2 * kFloats) {
+        tile_load<6>(rows, kBytes);
+        tile_load<4>(keys, kBytes);
+        tile_add_products<0, 4, 6>();
+        tile_load<5>(others, kBytes);
+        tile_add_products<1, 5, 6>();
+    }
+    tile_store<0>(sums, kBytes);
+    tile_store<1>(sums + kFloats, kBytes);
+}
+
 // The largest score of each row, and whether one was no number: in the four quarters of vectors.
 struct IndexBest {
     __m512 largest;
     __mmask16 nans;
+
+    // The quarters of four keys are to be added up; a row sees the first num_keys.
+    inline void fold(const __m512* t, int64_t num_keys) {
+        const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(t[0], t[1], 0x44), _mm512_shuffle_f32x4(t[0], t[1], 0xee));
+        const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(t[2], t[3], 0x44), _mm512_shuffle_f32x4(t[2], t[3], 0xee));
+        __m512 scores = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+        if (num_keys < 4) {
+            const __mmask16 seen = static_cast<__mmask16>((1 << 4 * num_keys) - 1);
+            scores = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, scores);
+        }
+        nans |= _mm512_cmp_ps_mask(scores, scores, _CMP_UNORD_Q);
+        largest = _mm512_max_ps(largest, scores);
+    }
+
+    inline float of(int64_t row, float factor) const {
+        float lanes[kLanes], best = -INFINITY;
+        _mm512_storeu_ps(lanes, largest);
+        for (int64_t j = row; j < kLanes; j += kIndexRows) best = lanes[j] > best ? lanes[j] : best;
+        return (nans & 0x1111 << row) != 0 ? NAN : best * factor;
+    }
 };
+
+// Scores of two times sixteen keys from their limbs, of which a row sees the first num_keys.
+inline void fold_key_rows(const float* sums, int64_t num_keys, IndexBest& best) {
+    for (int64_t i = 0; i < 2 * kTileRows && i < num_keys; i += 4) {
+        __m512 t[4];
+        for (int j = 0; j < 4; ++j) t[j] = _mm512_loadu_ps(sums + (i + j) * kTileUnits);
+        best.fold(t, num_keys - i);
+    }
+}
 
 // Scores of sixteen keys, of which a row sees the first num_keys.
 inline void scale_index_keys(const float* sums, const float* scales, int64_t num_keys, IndexBest& best) {
@@ -113,15 +204,7 @@ inline void scale_index_keys(const float* sums, const float* scales, int64_t num
                 _mm512_add_epi32(first, _mm512_add_epi32(shift, _mm512_set1_epi32(4))), two);
             t[j] = _mm512_fmadd_ps(_mm512_loadu_ps(place), low, _mm512_mul_ps(_mm512_loadu_ps(place + kFloats), high));
         }
-        const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(t[0], t[1], 0x44), _mm512_shuffle_f32x4(t[0], t[1], 0xee));
-        const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(t[2], t[3], 0x44), _mm512_shuffle_f32x4(t[2], t[3], 0xee));
-        __m512 scores = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-        if (i + 4 > num_keys) {
-            const __mmask16 seen = static_cast<__mmask16>((1 << 4 * (num_keys - i)) - 1);
-            scores = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, scores);
-        }
-        best.nans |= _mm512_cmp_ps_mask(scores, scores, _CMP_UNORD_Q);
-        best.largest = _mm512_max_ps(best.largest, scores);
+        best.fold(t, num_keys - i);
     }
 }
 

@@ -61,6 +61,13 @@ struct Queries {
     float* rows;
 };
 
+// Whether tokens that were generated meet keys in attention_amx.h, where that is possible: a few FP32 rows at a time take
+// less time in registers. Which way a token goes depends on its place in the sequence alone, so that its sums do not
+// depend on the step that it is in.
+inline bool tokens_by_tiles(const Cache& cache, int64_t num_heads, bool is_bf16) {
+    return is_bf16 || num_heads / cache.num_heads > kFewRows || !has_floats(cache.format, cache.width);
+}
+
 // Heads [head, head + num_heads) of each token, which lie q_stride floats apart. is_bf16: they hold BF16 values. by_tiles:
 // they meet the keys in attention_amx.h.
 inline Queries take_queries(Scratch& scratch, const Cache& cache, [[maybe_unused]] bool by_tiles, const Span& span,

@@ -22,13 +22,15 @@ struct Choices {
 
 struct SparseCall {
     const Sequences* sequences;
-    const Attention* attention;
+    const Attention* attention;  // to prompts, and to what was generated
     const float* q;
     int64_t q_stride;
-    const int32_t* blocks;
+    const int32_t* blocks;  // null: all that a token sees, num_blocks at most
     int64_t num_blocks;
     float* out;
     int64_t out_stride;
+
+    inline const Attention& way(const Span& span) const { return attention[span.is_generated]; }
 
     inline int64_t num_rows(const Span& span) const { return span.num_tokens * attention->num_heads; }
 
@@ -42,9 +44,9 @@ struct SparseCall {
         const int32_t* chosen[kSpanTokens];
         for (int64_t t = 0; t < span.num_tokens; ++t) {
             const int64_t token = span.first + t, local = sequences->positions[token] / length;
-            chosen[t] = blocks + (token * attention->k->num_heads + head) * num_blocks;
+            chosen[t] = blocks == nullptr ? nullptr : blocks + (token * attention->k->num_heads + head) * num_blocks;
             for (int64_t j = 0; j < num_blocks; ++j) {
-                const int64_t block = chosen[t][j];
+                const int64_t block = blocks == nullptr ? j : chosen[t][j];
                 if (block >= 0 && block <= local) words[block / 64] |= uint64_t{1} << block % 64;
             }
         }
@@ -55,8 +57,8 @@ struct SparseCall {
                 choice.block = static_cast<int32_t>(w * 64 + __builtin_ctzll(bits));
                 choice.num_tokens = 0;
                 for (int64_t t = 0; t < span.num_tokens; ++t) {
-                    bool is_chosen = false;
-                    for (int64_t j = 0; j < num_blocks; ++j) is_chosen |= chosen[t][j] == choice.block;
+                    bool is_chosen = blocks == nullptr;
+                    for (int64_t j = 0; j < num_blocks && !is_chosen; ++j) is_chosen = chosen[t][j] == choice.block;
                     const int64_t count = sequences->positions[span.first + t] + int64_t{1} - choice.block * length;
                     if (!is_chosen || count <= 0) continue;
                     choice.tokens[choice.num_tokens] = static_cast<int32_t>(t);
@@ -69,7 +71,7 @@ struct SparseCall {
 
     inline Queries queries(Scratch& scratch, const Span& span, int64_t head) const {
         const int64_t num_heads = attention->num_heads;
-        return take_queries(scratch, *attention->k, attention->has_tiles, span, q, q_stride, head * num_heads, num_heads,
+        return take_queries(scratch, *attention->k, way(span).has_tiles, span, q, q_stride, head * num_heads, num_heads,
                             attention->is_bf16);
     }
 
@@ -92,7 +94,7 @@ struct SparseCall {
             }
             // Positions ascend: those who see a later part of the block are the last ones.
             if (num_tokens == 0) return;
-            attend(team, *attention, queries, tokens, counts, nullptr, num_tokens, block, head, start, next,
+            attend(team, way(span), queries, tokens, counts, nullptr, num_tokens, block, head, start, next,
                    tiles, state.from((choice->num_tokens - num_tokens) * attention->num_heads));
         }
     }
@@ -108,7 +110,7 @@ struct SparseCall {
     inline void finish(const Span& span, int64_t head, const Choices& choices, const State& state) const {
         const int64_t row_floats = attention->num_heads * attention->v->width;
         float* place = out + span.first * out_stride + head * row_floats;
-        finish_rows(*attention, state, span.num_tokens, place, out_stride);
+        finish_rows(way(span), state, span.num_tokens, place, out_stride);
         bool is_any[kSpanTokens] = {};
         for (int64_t c = 0; c < choices.num_choices; ++c) {
             const Choice& choice = choices.choices[c];
@@ -199,10 +201,11 @@ inline void attend_blocks(Team& team, const SparseCall& call, const Spans& spans
 void sparse_attention(Team& team, const Sequences& sequences, const float* q, int64_t q_stride, int64_t num_heads,
                       const Cache& k, const Cache& v, const int32_t* blocks, int64_t num_blocks, float scale,
                       float* out, int64_t out_stride, bool is_bf16) {
-    const Attention attention = attention_of(k, v, num_heads, scale, is_bf16);
-    const SparseCall call = {&sequences, &attention, q, q_stride, blocks, num_blocks, out, out_stride};
+    const Attention attention[2] = {attention_of(k, v, num_heads, scale, is_bf16),
+                                    attention_of(k, v, num_heads, scale, is_bf16, tokens_by_tiles(k, num_heads, is_bf16))};
+    const SparseCall call = {&sequences, attention, q, q_stride, blocks, num_blocks, out, out_stride};
     Scratch scratch = team.scratch();
-    const int64_t span_tokens = smaller(kSpanTokens, larger(1, kSharedRows / attention.num_heads));
+    const int64_t span_tokens = smaller(kSpanTokens, larger(1, kSharedRows / attention->num_heads));
     const Spans spans = cut(scratch, sequences, span_tokens);
     if (spans.num_spans * k.num_heads < 4 * team.num_threads) {
         attend_blocks(team, call, spans);

@@ -22,6 +22,7 @@ def sparse_attention(
     positions: Tensor,
     blocks: Tensor,
     scale: float,
+    prompt_end: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query over the visible keys of its chosen blocks; see reference.py.
 
@@ -33,6 +34,8 @@ def sparse_attention(
         block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T].
         blocks: i32 [T G K], blocks of the sequence, -1 unused.
         scale: of the products.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens another way.
 
     Returns:
         same dtype as q [T N H]; zeros where no block is chosen.
@@ -40,7 +43,7 @@ def sparse_attention(
     plain, blocks = q.float().contiguous(), blocks.contiguous()
     out = torch.empty(q.shape)
     native.function("sparse_attention", "ppppppiifi")(
-        words.pack(*words.of_sequences(block_table, query_start, positions)), plain.data_ptr(),
+        words.pack(*words.of_sequences(block_table, query_start, positions, prompt_end)), plain.data_ptr(),
         words.pack(*words.of_cache(k_cache)), words.pack(*words.of_cache(v_cache)), blocks.data_ptr(), out.data_ptr(),
         q.shape[1], blocks.shape[2], scale, q.dtype == torch.bfloat16,
     )  # fmt: skip

@@ -25,6 +25,7 @@ def sparse_attention(
     positions: Tensor,
     blocks: Tensor,
     scale: float,
+    prompt_end: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of each query over the visible keys of its chosen blocks, per key/value head.
 
@@ -34,6 +35,8 @@ def sparse_attention(
         block_table: i32 [S M]; query_start: i32 [S + 1]; positions: i32 [T].
         blocks: i32 [T G K], blocks of the sequence (not of the pool), -1 unused.
         scale: of the products, usually H^-0.5.
+        prompt_end: i32 [S], the position from which on a sequence was generated, or None: kernels may compute such
+            tokens another way.
 
     Returns:
         same dtype as q [T N H]; products, softmax and sums in f32. Zeros where no block is chosen.
