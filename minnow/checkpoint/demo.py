@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
-PARTS = Path(__file__).parents[2] / "models"  # beside the package in a clone; an installed one has none yet
+_PACKAGE = Path(__file__).parents[1]
+PARTS = next((place for place in (_PACKAGE / "models", _PACKAGE.parent / "models") if place.is_dir()), _PACKAGE)
+"""What this project has trained for known models: inside the package where it is installed, beside it in a clone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,27 @@ def resolve(model: str) -> Path:
     )
 
 
+def untrained(model: str) -> Path:
+    """The directory of a model as it was before this project trained anything for it; any other as `resolve` has it.
+
+    Raises:
+        ConfigError, TransferError: as `resolve`.
+    """
+    if not is_known(model) or (Path(model).expanduser() / "config.json").is_file() or parts_of(model) is None:
+        return resolve(model)
+    demo, target = DEMO_BY_NAME[model], directory_of(f"{model}-base")
+    if not (target / "digests.json").is_file():
+        from minnow.checkpoint.convert import convert
+
+        gguf = fetch(demo, home() / "downloads", say=lambda words: Logger("demo").info(words))
+        convert(gguf, target, kv_cache="fp8", companions=_texts(demo))
+    return target
+
+
+def _texts(demo: Demo) -> dict[str, str]:
+    return {"README.md": demo.card, "generation_config.json": json.dumps(dict(demo.generation), indent=2) + "\n"}
+
+
 def pull(name: str, *, say: Say | None = None, progress: Progress | None = None) -> Path:
     """Fetch a known model and convert it, unless it is there already.
 
@@ -161,8 +184,7 @@ def pull(name: str, *, say: Say | None = None, progress: Progress | None = None)
         from minnow.checkpoint.convert import convert  # torch is not needed to find a model that is there
 
         say(f"converting {gguf.name}")
-        texts = {"README.md": demo.card, "generation_config.json": json.dumps(dict(demo.generation), indent=2) + "\n"}
-        parts = parts_of(name)
+        texts, parts = _texts(demo), parts_of(name)
         base = target if parts is None else target.with_name(f".{name}.base")
         if parts is not None:
             texts |= {n: (parts / n).read_text(encoding="utf-8") for n in (trained.DESCRIPTION_NAME, "README.md")}

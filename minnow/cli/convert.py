@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from minnow.core.errors import ConfigError
+
 HELP = "turn a GGUF file or a checkpoint into another format"
 _FORMATS = ("bf16", "int8", "int4", "mxfp8", "nvfp4")
 
@@ -45,11 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("bfloat16", "fp8", "nvfp4"),
         help="cache format that the model is to say it is good for (default: what the source says)",
     )
+    parser.add_argument("--parts", metavar="DIR", type=Path, nargs="+",
+                        help="copy SRC, a directory or a name, with these outputs of minnow tune in it")  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace a model directory")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print what was written."""
+    if args.parts:
+        return _combine(args)
     from minnow.checkpoint.convert import convert
     from minnow.core.units import show_bytes
 
@@ -62,4 +68,21 @@ def run(args: argparse.Namespace) -> int:
         progress=Line().show,
     )
     print(f"{done.num_tensors:,} tensors, {show_bytes(done.num_bytes)}, in {done.directory}")
+    return 0
+
+
+def _combine(args: argparse.Namespace) -> int:
+    from minnow.checkpoint import demo, trained
+
+    given = [name for name in ("format", "kv_cache_dtype") if getattr(args, name)]
+    if given:
+        flag = "--" + given[0].replace("_", "-")
+        raise ConfigError(f"{flag} says how to convert, and --parts copies what is there; leave one of them out")
+    if args.target.exists() and not args.overwrite:
+        raise ConfigError(f"{args.target} exists already; name another directory, or add --overwrite")
+    for part in args.parts:
+        if not (part / trained.DESCRIPTION_NAME).is_file():
+            raise ConfigError(f"--parts {part} holds no {trained.DESCRIPTION_NAME}; name an --output of minnow tune")
+    trained.combine(demo.resolve(str(args.source)), args.parts, args.target)
+    print(f"{args.source} with {', '.join(map(str, args.parts))}, in {args.target}")
     return 0

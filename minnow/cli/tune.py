@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import time
@@ -23,21 +24,24 @@ _HELP_BY_STAGE = {
     "cache": "retrain query and key projections until an NVFP4 cache costs little",
     "index": "train the index heads that choose blocks of sparse attention",
     "draft": "let the model answer prompts, and train a DSpark drafter on the answers",
+    "pack": "put outputs of stages into one directory of parts, in fewer bits",
 }
 _LINE_S = 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One parser a stage; all take the same words."""
+    """One parser a stage; all that train take the same words."""
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     for stage, about in _HELP_BY_STAGE.items():
         inner = stages.add_parser(stage, help=about, description=about, allow_abbrev=False)
         inner.error = parser.error  # type: ignore[method-assign]
-        _add_to(inner)
+        (_add_to_pack if stage == "pack" else _add_to)(inner)
 
 
 def _add_to(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="smollm2-135m", help="directory or name (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="smollm2-135m", help="directory, or name: without what was trained (default: %(default)s)"
+    )
     parser.add_argument(
         "--output", metavar="DIR", type=Path, required=True, help="results, and the state to go on from"
     )
@@ -53,15 +57,28 @@ def _add_to(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_to_pack(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", metavar="DIR", type=Path, nargs="+", required=True, help="outputs of stages")
+    parser.add_argument(
+        "--output", metavar="DIR", type=Path, required=True, help="gets the parts and their description"
+    )
+    parser.add_argument(
+        "--format", choices=("int8", "mxfp8", "bf16"), default="int8", help="of matrices (default: %(default)s)"
+    )
+    parser.add_argument("--speculative-config", metavar="JSON", help="how the drafter is served where nobody says")
+
+
 def run(args: argparse.Namespace) -> int:
-    """Train a piece, and say how to go on."""
+    """Train a piece, and say how to go on; or pack."""
     _check(args)
+    if args.stage == "pack":
+        return _pack(args)
     from minnow.checkpoint import demo
     from minnow.tune.run import Watch
     from minnow.tune.stage import Options
 
     options = Options(
-        directory=demo.resolve(args.model),
+        directory=demo.untrained(args.model),
         output=args.output,
         text=tuple(args.text),
         parts=tuple(args.parts),
@@ -78,22 +95,38 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _pack(args: argparse.Namespace) -> int:
+    from minnow.tune.pack import pack
+
+    try:
+        served = json.loads(args.speculative_config or "{}")
+    except ValueError:
+        served = None
+    if not isinstance(served, dict):
+        raise ConfigError(f"--speculative-config {args.speculative_config} is no JSON object")
+    pack(args.parts, args.output, args.format, served)
+    print(f"{args.output} holds them; minnow convert MODEL NEW --parts {args.output} puts them into a model")
+    return 0
+
+
 def _check(args: argparse.Namespace) -> None:
     """Say what cannot be before torch is loaded."""
+    for part in args.parts:
+        if not (part / "trained.json").is_file():
+            raise ConfigError(f"--parts {part} holds no trained.json; name the --output of another stage")
+    if args.output.exists() and not args.output.is_dir():
+        raise ConfigError(f"--output {args.output} is no directory")
+    if args.stage == "pack":
+        return
     if args.hours <= 0:
         raise ConfigError(f"--hours is {args.hours:g}; give a number above 0")
     if args.steps is not None and args.steps < 1:
         raise ConfigError(f"--steps is {args.steps}; give at least 1")
     if args.seed < 0:
         raise ConfigError(f"--seed is {args.seed}; give 0 or more")
-    if args.output.exists() and not args.output.is_dir():
-        raise ConfigError(f"--output {args.output} is no directory")
     for path in args.text:
         if not path.exists():
             raise ConfigError(f"--text {path} does not exist; name files or directories with text")
-    for part in args.parts:
-        if not (part / "trained.json").is_file():
-            raise ConfigError(f"--parts {part} holds no trained.json; name the --output of another stage")
 
 
 class _Stop:

