@@ -17,6 +17,7 @@ from minnow.core.units import show_bytes
 from minnow.engine import costs, memory, processors
 from minnow.engine.drafting import PlainDrafts
 from minnow.engine.engine import Engine
+from minnow.engine.pace import StepCosts
 from minnow.engine.record import Recorder
 from minnow.engine.runner import Runner
 from minnow.engine.scheduler import Scheduler
@@ -121,20 +122,19 @@ def build(
     )
 
 
-def _step_costs(config: EngineConfig, runner: Runner, num_blocks: int) -> tuple[float, ...]:
-    """Seconds of steps by their tokens, where drafts are verified only as far as it pays."""
+def _step_costs(config: EngineConfig, runner: Runner, num_blocks: int) -> StepCosts | None:
+    """What steps cost, where drafts are made and verified only as far as it pays."""
     settings = config.speculative_config
     if not settings.enable_adaptive_verification:
-        return ()
+        return None
     found = costs.measure(
         runner,
         settings.num_speculative_tokens,
         max_num_seqs=config.scheduler.max_num_seqs,
         num_blocks=num_blocks,
     )
-    Logger("engine").info(
-        "costs of steps", **{f"tokens_{n}_ms": round(1000 * s, 2) for n, s in enumerate(found[:8], 1)}
-    )
+    shown = {f"tokens_{n}_ms": round(1000 * s, 2) for n, s in enumerate(found.drafting[:8], 1)}
+    Logger("engine").info("costs of steps", plain_ms=round(1000 * found.plain[0], 2), **shown)
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from minnow.core.request import SamplingParams
 from minnow.core.step import RowBlocks, RowStart, RowStep, StepPlan
+from minnow.engine.pace import StepCosts
 from minnow.engine.rows import Drafts
 from minnow.engine.runner import Runner
 
@@ -20,8 +21,8 @@ def measure(
     max_num_seqs: int,
     num_blocks: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, ...]:
-    """Seconds of a step of 1, 2, ... tokens, drafts verified and the next ones made; never falling.
+) -> StepCosts:
+    """Seconds of steps of 1, 2, ... tokens: with drafts that are verified and the next ones made, and without.
 
     Steps of made-up greedy sequences run as all steps do, before any request has come. Those between two sizes that
     are measured lie on a line.
@@ -30,7 +31,13 @@ def measure(
         num_drafts: at once; each sequence has as many, but for the last.
         num_blocks: that are free; each sequence takes one.
     """
-    most = min(max_num_seqs, num_blocks) * (1 + num_drafts)
+    most = min(max_num_seqs, num_blocks)
+    return StepCosts(
+        drafting=_curve(runner, num_drafts, most * (1 + num_drafts), clock), plain=_curve(runner, 0, most, clock)
+    )
+
+
+def _curve(runner: Runner, num_drafts: int, most: int, clock: Callable[[], float]) -> tuple[float, ...]:
     sizes = [size for size in _SIZES if size <= most]
     seconds = [_one_size(runner, size, num_drafts, clock) for size in sizes]
     found: list[float] = []

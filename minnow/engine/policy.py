@@ -6,6 +6,7 @@ from typing import Literal
 
 from minnow.core.errors import RequestError
 from minnow.core.request import Request
+from minnow.engine.pace import seconds
 from minnow.engine.sequence import Sequence
 
 Policy = Literal["fcfs", "priority"]
@@ -121,7 +122,7 @@ def num_worthwhile_drafts(
 
     Args:
         confidences: of each sequence's drafts in order, how likely each is kept if those before it are.
-        step_costs: seconds of a step of 1, 2, ... tokens, not falling; steps of more cost in proportion.
+        step_costs: seconds of a step of 1, 2, ... tokens in which drafts are made; see minnow.engine.pace.
         num_others: sequences without drafts that are in the step, too.
 
     Source: DSpark (Cheng et al., arXiv 2607.05147), algorithm 1.
@@ -129,17 +130,11 @@ def num_worthwhile_drafts(
     counts = [0] * len(confidences)
     survivals = [(-math.prod(own[:j]), j, s) for s, own in enumerate(confidences) for j in range(1, len(own) + 1)]
     num_tokens = expected = float(len(confidences) + num_others)
-    best = expected / _seconds(step_costs, num_tokens)
+    best = expected / seconds(step_costs, num_tokens)
     for survival, j, s in sorted(survivals):
         num_tokens, expected = num_tokens + 1, expected - survival
-        rate = expected / _seconds(step_costs, num_tokens)
+        rate = expected / seconds(step_costs, num_tokens)
         if rate <= best:
             break
         best, counts[s] = rate, j
     return counts
-
-
-def _seconds(step_costs: Ordered[float], num_tokens: float) -> float:
-    count = max(int(num_tokens), 1)
-    known = min(count, len(step_costs))
-    return step_costs[known - 1] * count / known

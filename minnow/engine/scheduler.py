@@ -22,6 +22,7 @@ from minnow.core.step import (
 )
 from minnow.engine import policy, sequence
 from minnow.engine.acceptance import Acceptance
+from minnow.engine.pace import StepCosts
 from minnow.engine.planning import Planning
 from minnow.engine.sequence import Sequence, State
 
@@ -47,7 +48,7 @@ class Scheduler:
         seed: int,
         enable_prefix_caching: bool,
         num_speculative_tokens: int = 0,
-        step_costs: tuple[float, ...] = (),
+        step_costs: StepCosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a scheduler without requests.
@@ -60,7 +61,7 @@ class Scheduler:
             seed: gives requests without a seed one each.
             enable_prefix_caching: reuse blocks of equal prefixes.
             num_speculative_tokens: drafts that the device makes for a sequence at most; 0 without a drafter.
-            step_costs: seconds of a step of 1, 2, ... tokens; with them, only drafts that pay are verified.
+            step_costs: with them, only drafts that pay are made and verified.
             clock: seconds; tells how long requests wait.
 
         Raises:
@@ -152,8 +153,8 @@ class Scheduler:
         planning = Planning(
             budget_tokens=self._config.max_num_batched_tokens, budget_drafts=self._num_tokens_for_drafts()
         )
-        if self._step_costs:
-            self._keep_worthwhile_drafts()
+        if self._step_costs is not None:
+            self._keep_worthwhile_drafts(self._step_costs)
         for is_decoding in (True, False):
             for candidate in list(self._running):
                 self._continue(candidate, planning, is_decoding=is_decoding)
@@ -202,11 +203,11 @@ class Scheduler:
         has_prompts = num_decoding < len(self._running) or bool(self._waiting)
         return left // 2 if has_prompts else left
 
-    def _keep_worthwhile_drafts(self) -> None:
+    def _keep_worthwhile_drafts(self, costs: StepCosts) -> None:
         """Forget drafts whose verification would take longer than it saves."""
         ready = [running for running in self._running if running.num_ready_drafts]
         counts = policy.num_worthwhile_drafts(
-            [running.confidences for running in ready], self._step_costs, num_others=len(self._running) - len(ready)
+            [running.confidences for running in ready], costs.drafting, num_others=len(self._running) - len(ready)
         )
         for running, count in zip(ready, counts, strict=True):
             running.num_ready_drafts = min(running.num_ready_drafts, count)
@@ -226,8 +227,10 @@ class Scheduler:
         num_free_tokens = (len(block_ids) + self._blocks.num_free_blocks) * self._blocks.block_size - end
         most = max(min(num_wanted_tokens, num_free_tokens), 0)
         num_drafts = max(min(planned.num_ready_drafts, budget_drafts, most), 0)
-        can_verify = self._config.max_num_batched_tokens > 1
-        return num_drafts, min(self._num_speculative_tokens, most - num_drafts) if can_verify else 0
+        is_drafting = self._config.max_num_batched_tokens > 1
+        if self._step_costs is not None:
+            is_drafting &= planned.pace.wants_drafts(self._step_costs, max(len(self._running), 1))
+        return num_drafts, min(self._num_speculative_tokens, most - num_drafts) if is_drafting else 0
 
     def _preempt(self, victim: Sequence, planning: Planning) -> None:
         """Take everything from a running sequence but its tokens; it is computed anew later."""
@@ -352,6 +355,9 @@ class Scheduler:
             planned.keep(step.start, row.prompt_logprobs)
         num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
         self._acceptance.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
+        if planned.pace.num_made:
+            planned.pace.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
+        planned.pace.num_made = row.num_drafts
         num_taken_tokens, reason = planned.take(row.token_ids)
         self._generation_tokens += num_taken_tokens
         if planned.state is State.RUNNING:

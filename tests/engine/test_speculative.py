@@ -14,9 +14,10 @@ from minnow.config.load import from_values
 from minnow.core.errors import CheckpointError, ConfigError
 from minnow.core.request import Request, SamplingParams
 from minnow.core.step import StepPlan, TokenOutput
-from minnow.engine import speculative
+from minnow.engine import pace, speculative
 from minnow.engine.build import build
 from minnow.engine.engine import Engine
+from minnow.engine.pace import StepCosts
 from minnow.engine.sampler import random_uniform
 from tests import tiny
 from tests.engine import drafting, running
@@ -129,21 +130,30 @@ def test_four_tokens_have_the_law_of_sampling(tmp_path: Path, name: str, config:
 ADAPTIVE = {"enable_adaptive_verification": True}
 
 
+@pytest.mark.parametrize("pauses", [False, True])
 @pytest.mark.parametrize("config", [DRAWN, BLOCK], ids=["standard", "block"])
-def test_drafts_that_are_not_worth_their_time_change_no_law(tmp_path: Path, config: dict[str, Any]) -> None:
-    """Which drafts are looked at depends on the drafter's confidence: as exact as looking at all of them."""
+def test_drafts_that_are_not_worth_their_time_change_no_law(
+    tmp_path: Path, config: dict[str, Any], pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which drafts are looked at depends on the drafter's confidence: as exact as looking at all of them.
+
+    And whether any are made, on what was kept before.
+    """
+    for name, value in {"_LEAST_ROUNDS": 1 if pauses else 9, "_PAUSE": 3, "_TRIAL": 1}.items():
+        monkeypatch.setattr(pace, name, value)
     drafting.write_bigram(tmp_path, noise=0.8, heat=1.5, vocab_size=2, bos_token_id=None, eos_token_id=None)
-    sampling, counts = SamplingParams(temperature=1.0, max_tokens=4), set[int]()
+    sampling, counts, slots = SamplingParams(temperature=1.0, max_tokens=4), set[int](), set[int]()
 
     def engine(**settings: Any) -> Engine:
         made = make(tmp_path, enable_prefix_caching=False, kernel_backends="*=auto,norm=reference", **settings)
         scheduler: Any = made._scheduler
         if scheduler._step_costs:
-            scheduler._step_costs = (1.0, 1.35, 1.55)
+            scheduler._step_costs = StepCosts(drafting=(1.0, 1.35, 1.55), plain=(1.0,))
             launch = made.runner.launch
 
             def note(plan: StepPlan) -> Any:
                 counts.update(step.num_drafts for step in plan.rows)
+                slots.update(step.num_lookahead_slots for step in plan.rows if (step.start, step.num_drafts) == (3, 0))
                 return launch(plan)
 
             made.runner.launch = note  # type: ignore[method-assign]
@@ -154,6 +164,7 @@ def test_drafts_that_are_not_worth_their_time_change_no_law(tmp_path: Path, conf
         lambda: engine(speculative_config=config | ADAPTIVE | {"num_speculative_tokens": 2}), [1, 0], sampling
     )
     assert counts == {0, 1, 2}, "all lengths are to be seen"
+    assert (0 in slots) is pauses, "there is room for a draft unless it pauses"
     for ids in {*wanted, *found}:
         assert math.isclose(wanted.get(ids, 0.0), found.get(ids, 0.0), abs_tol=2e-6), ids
 
@@ -166,8 +177,10 @@ def test_confidences_are_the_same_by_either_way(tmp_path: Path) -> None:
         for backends in ("*=auto", "*=auto,norm=reference"):
             engine = make(tmp_path, speculative_config=DRAFTS | ADAPTIVE, kernel_backends=backends)
             scheduler: Any = engine._scheduler
-            assert len(scheduler._step_costs) == 32 and list(scheduler._step_costs) == sorted(scheduler._step_costs)
-            scheduler._step_costs = (1.0,) * 64
+            drafting_s, plain_s = scheduler._step_costs.drafting, scheduler._step_costs.plain
+            assert len(drafting_s) == 32 and list(drafting_s) == sorted(drafting_s)
+            assert len(plain_s) > 1 and list(plain_s) == sorted(plain_s)
+            scheduler._step_costs = StepCosts(drafting=(1.0,) * 64, plain=(2.0,))
             seen: list[tuple[float, ...]] = []
             launch = engine.runner.launch
 

@@ -142,3 +142,30 @@ def test_what_does_not_rotate_is_of_the_slowest_pairs() -> None:
     ]  # fmt: skip
     component, pair = index_heads._still(4, 4)
     assert list(zip(component.tolist(), pair.tolist(), strict=True)) == [(1, 3), (2, 3), (3, 3), (1, 2)]
+
+
+def test_passages_come_again_far_behind() -> None:
+    settings = index_heads.Settings(num_tokens=400, num_echoes=3, echo_tokens=20, num_blocks=4, block_size=16)
+    ids = torch.arange(400)[None]
+    echoed = index_heads.echoed(ids, settings, torch.Generator().manual_seed(1))
+    distance = (ids - echoed)[0]
+    assert (ids == torch.arange(400)).all() and 20 <= (distance != 0).sum() <= 60
+    assert ((distance == 0) | (distance >= 64)).all() and not distance[:64].any()
+    few = index_heads.Settings(num_tokens=80, num_echoes=3, echo_tokens=20, num_blocks=4, block_size=16)
+    assert torch.equal(index_heads.echoed(ids[:, :80], few, torch.Generator()), ids[:, :80])
+
+
+def test_divergence_is_zero_for_the_attention_itself_and_counts_far_blocks_by_their_mass() -> None:
+    sparse = index_heads.SparseConfig(is_sparse=(True,), num_blocks=2, block_size=4, index_dim=16)
+    places = torch.tensor([38, 39])  # in the tenth block; far ones are 1 to 6
+    mass = torch.rand(1, 1, 2, 10, generator=torch.Generator().manual_seed(0)) + 0.1
+    mass[..., 0, 1:7] *= 0.01  # the first query hardly looks there
+    mass /= mass.sum(-1, keepdim=True)
+    scores = mass.log() * 4
+    assert index_heads.divergence(mass, scores, places, sparse).abs() < 1e-5
+    changes = []
+    for query in range(2):
+        wrong = scores.clone()
+        wrong[0, 0, query, 3] -= 4
+        changes.append(index_heads.divergence(mass, wrong, places, sparse))
+    assert changes[1] > 10 * changes[0] > 0

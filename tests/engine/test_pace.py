@@ -1,0 +1,59 @@
+"""a sequence drafts while that yields more tokens a second than not drafting would"""
+
+import math
+
+import pytest
+
+from minnow.engine import pace
+from minnow.engine.pace import Pace, StepCosts
+
+COSTS = StepCosts(drafting=(1.2, 1.4, 1.6, 1.8), plain=(1.0, 1.1))
+
+
+def after(rounds: list[tuple[int, int]]) -> Pace:
+    """A sequence whose rounds verified and accepted so many drafts."""
+    found = Pace()
+    for num_verified, num_accepted in rounds:
+        found.add(num_verified, num_accepted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rounds", "num_sequences", "pays"),
+    [
+        ([(1, 1)] * 10, 1, True),  # 2 tokens in 1.4 s
+        ([(1, 0)] * 10, 1, False),
+        ([(1, 0), (1, 1)] * 5, 1, True),  # 1.5 tokens in 1.4 s
+        ([(3, 0), (3, 1)] * 5, 1, False),  # 1.5 tokens in 1.8 s
+        ([(0, 0)] * 10, 1, False),  # none is looked at, and drafting them takes its time
+        ([(1, 0), (1, 1)] * 5, 2, False),  # 3 tokens in 1.8 s instead of 2 in 1.1 s
+    ],
+)
+def test_it_pays_by_tokens_a_second(rounds: list[tuple[int, int]], num_sequences: int, pays: bool) -> None:
+    assert after(rounds).pays(COSTS, num_sequences) is pays
+
+
+def test_nothing_is_concluded_from_a_few_rounds() -> None:
+    found = Pace()
+    for _ in range(pace._LEAST_ROUNDS):
+        assert found.wants_drafts(COSTS, 1)
+        found.add(1, 0)
+    assert not found.wants_drafts(COSTS, 1)
+
+
+def test_a_pause_ends_in_a_trial_and_drafts_come_back_when_they_pay() -> None:
+    found = after([(1, 0)] * 20)
+    asked = [found.wants_drafts(COSTS, 1) for _ in range(2 * pace._PAUSE)]
+    assert asked.count(True) == 2 * pace._TRIAL and not any(asked[: pace._PAUSE - pace._TRIAL - 1])
+    for _ in range(8):
+        found.add(1, 1)
+    assert found.wants_drafts(COSTS, 1) and found.num_paused == 0
+
+
+def test_the_last_rounds_count_most() -> None:
+    assert after([(2, 0)] * 90 + [(2, 2)] * 30).tokens > 2.8
+    assert math.isclose(after([(1, 0), (1, 1), (1, 1)]).tokens, 5 / 3)
+
+
+def test_costs_grow_in_proportion_beyond_what_was_measured() -> None:
+    assert [pace.seconds((1.0, 1.5), n) for n in (0, 1, 2, 4)] == [1.0, 1.0, 1.5, 3.0]
