@@ -36,13 +36,13 @@ class Settings:
         num_blocks, block_size: how many blocks a query keeps, and their tokens, as in M3.
     """
 
-    num_windows: int = 16
+    num_windows: int = 20
     num_tokens: int = 8192
     num_echoes: int = 6
     echo_tokens: int = 256
     num_places: int = 384
     num_queries: int = 128
-    rate: float = 3e-4
+    rate: float = 5e-4
     num_blocks: int = 16
     block_size: int = 128
 
@@ -300,7 +300,7 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     inputs = _inputs(material.target, material.trained.spaced(1, settings.num_tokens // 4))
     guesses = [first_guess(exact, layer, inputs[layer]) for layer in range(config.num_hidden_layers)]
     parameters = {name: value.requires_grad_() for guess in guesses for name, value in guess.items()}
-    plan = Plan(steps=options.steps or 200, rate=settings.rate, warmup_steps=20, validate_steps=25, seed=options.seed)
+    plan = Plan(steps=options.steps or 300, rate=settings.rate, warmup_steps=20, validate_steps=25, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}
     )

@@ -9,7 +9,7 @@ import torch
 
 from minnow.core import folder
 from minnow.formats.quantized import Quantized, Weight
-from minnow.kernels import native, registry, words
+from minnow.kernels import native, registry
 from minnow.kernels.compare import compare
 
 CPU = torch.device("cpu")
@@ -75,18 +75,25 @@ def test_every_case_agrees_with_the_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("number_format", FORMATS)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("end", [0, 20, 690])
-def test_generated_rows_lose_no_bits(number_format: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_rows_lose_no_bits(name: str, number_format: str, end: int) -> None:
     """All rows are, some sequences', or the last ones of the longest."""
-    plain = words.of_sequences
+    for dims in ({}, {"J" if name == "index_score" else "H": 128}, {"I": 7} if name == "index_score" else {}):
+        inputs = inputs_of(name, number_format, **dims)
+        q = inputs[query_of(name)].float() * 1.001
+        ends = torch.full((len(inputs["block_table"]),), end, dtype=torch.int32)
+        for dtype in (torch.float32, torch.bfloat16):
+            check(name, inputs | {query_of(name): q.to(dtype), "prompt_end": ends})
 
-    def with_end(block_table: torch.Tensor, *others: torch.Tensor, **named: Any) -> tuple[int, ...]:
-        return plain(block_table, *others, ends, **named)
 
-    inputs = inputs_of("dense_attention", number_format)
-    ends = torch.full((len(inputs["block_table"]),), end, dtype=torch.int32)
-    monkeypatch.setattr(words, "of_sequences", with_end)
-    check("dense_attention", inputs | {"q": inputs["q"].float()})
+@pytest.mark.parametrize("place", [3, 61, 62, 63])
+def test_a_generated_row_sees_an_index_key_that_is_no_number(place: int) -> None:
+    """And nothing else does, nor a row that stands before it."""
+    inputs = inputs_of("index_score", "fp8", I=3, J=128, L=64, contexts=(64,), queries=(2,))
+    inputs["index_q"] = inputs["index_q"].float()
+    inputs["index_cache"].codes[inputs["block_table"][0, 0], 0, place, 5] = torch.nan
+    check("index_score", inputs | {"prompt_end": torch.zeros(1, dtype=torch.int32)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
