@@ -139,6 +139,11 @@ def resolve(model: str) -> Path:
     )
 
 
+def untrained_directory_of(name: str) -> Path:
+    """Where `untrained` keeps a known model once it is there."""
+    return directory_of(name if parts_of(name) is None else f"{name}-base")
+
+
 def untrained(model: str) -> Path:
     """The directory of a model as it was before this project trained anything for it; any other as `resolve` has it.
 
@@ -147,7 +152,7 @@ def untrained(model: str) -> Path:
     """
     if not is_known(model) or (Path(model).expanduser() / "config.json").is_file() or parts_of(model) is None:
         return resolve(model)
-    demo, target = DEMO_BY_NAME[model], directory_of(f"{model}-base")
+    demo, target = DEMO_BY_NAME[model], untrained_directory_of(model)
     if not (target / "digests.json").is_file():
         from minnow.checkpoint.convert import convert
 

@@ -39,12 +39,12 @@ def measure(
 
 def _curve(runner: Runner, num_drafts: int, most: int, clock: Callable[[], float]) -> tuple[float, ...]:
     sizes = [size for size in _SIZES if size <= most]
-    seconds = [_one_size(runner, size, num_drafts, clock) for size in sizes]
+    measured = [_one_size(runner, size, num_drafts, clock) for size in sizes]
     found: list[float] = []
-    for size, here in zip(sizes, seconds, strict=True):
-        before = found[-1] if found else here
-        steps = size - len(found)
-        found += [before + (max(here, before) - before) * i / steps for i in range(1, steps + 1)]
+    for place, size in enumerate(sizes):
+        here = min(measured[place:])  # a step that took longer than one of more tokens was disturbed
+        before, steps = found[-1] if found else here, size - len(found)
+        found += [before + (here - before) * i / steps for i in range(1, steps + 1)]
     return tuple(found)
 
 
@@ -59,7 +59,7 @@ def _one_size(runner: Runner, num_tokens: int, num_drafts: int, clock: Callable[
         for row in rows
     )  # fmt: skip
     taken = []
-    for _ in range(_REPEATS):
+    for _ in range(1 + _REPEATS):
         blocks = tuple(RowBlocks(row=row, block_ids=(1 + row,)) for row in rows)  # nobody reads what they write there
         runner.launch(StepPlan(step=0, starts=starts, blocks=blocks))
         for row, count in enumerate(counts):
@@ -72,4 +72,4 @@ def _one_size(runner: Runner, num_tokens: int, num_drafts: int, clock: Callable[
         runner.launch(StepPlan(step=0, rows=steps)).result()
         taken.append(clock() - start_s)
         runner.launch(StepPlan(step=0, stops=tuple(rows)))
-    return statistics.median(taken)
+    return statistics.median(taken[1:])  # the first one finds nothing in the caches

@@ -1,11 +1,11 @@
-"""whether a sequence goes on drafting: what its last rounds came to, beside what they cost (no torch)"""
+"""whether to go on drafting: what the last rounds came to, beside what they cost (no torch)"""
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 _LEAST_ROUNDS = 8  # before anything is concluded
 _SHARE = 0.1  # of the newest round in the averages, once there are ten
-_PAUSE, _TRIAL = 128, 4  # a sequence that does not draft tries again for so many of so many steps
+_PAUSE, _TRIAL = 256, 4  # who does not draft tries again for so many of so many steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,29 +30,29 @@ def seconds(costs: Ordered[float], num_tokens: float) -> float:
 
 @dataclass(slots=True)
 class Pace:
-    """Of one sequence. What it decides depends on rounds that are over, so the law of what comes out stays the same.
+    """Of all sequences together: one that has just come knows nothing of its own yet, and most are short.
+
+    What is decided depends on rounds that are over, so the law of what comes out stays the same.
 
     Attributes:
-        num_made: drafts that wait for its next step, verified or not.
         num_rounds: with drafts so far; tokens, verified: of a round on average, the last ones counting most.
         num_paused: steps since drafts stopped to pay.
     """
 
-    num_made: int = 0
     num_rounds: int = 0
     tokens: float = 0.0
     verified: float = 0.0
     num_paused: int = 0
 
     def add(self, num_verified: int, num_accepted: int) -> None:
-        """Take note of the step after a round of drafts."""
+        """Take note of a sequence's step after a round of drafts."""
         self.num_rounds += 1
         share = max(1 / self.num_rounds, _SHARE)
         self.tokens += share * (1 + num_accepted - self.tokens)
         self.verified += share * (num_verified - self.verified)
 
     def pays(self, costs: StepCosts, num_sequences: int) -> bool:
-        """Whether a step of so many sequences like this one yields more tokens a second with drafts."""
+        """Whether a step of so many sequences yields more tokens a second with drafts."""
         drafting_s = seconds(costs.drafting, round(num_sequences * (1 + self.verified)))
         return self.tokens * seconds(costs.plain, num_sequences) > drafting_s
 

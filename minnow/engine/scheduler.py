@@ -22,7 +22,7 @@ from minnow.core.step import (
 )
 from minnow.engine import policy, sequence
 from minnow.engine.acceptance import Acceptance
-from minnow.engine.pace import StepCosts
+from minnow.engine.pace import Pace, StepCosts
 from minnow.engine.planning import Planning
 from minnow.engine.sequence import Sequence, State
 
@@ -79,6 +79,7 @@ class Scheduler:
         self._seed = seed
         self._num_speculative_tokens = num_speculative_tokens
         self._step_costs = step_costs
+        self._pace, self._is_drafting = Pace(), True
         self._clock = clock
         self._waiting: list[Sequence] = []  # both lists in the order of ranks
         self._running: list[Sequence] = []
@@ -155,6 +156,7 @@ class Scheduler:
         )
         if self._step_costs is not None:
             self._keep_worthwhile_drafts(self._step_costs)
+            self._is_drafting = self._pace.wants_drafts(self._step_costs, max(len(self._running), 1))
         for is_decoding in (True, False):
             for candidate in list(self._running):
                 self._continue(candidate, planning, is_decoding=is_decoding)
@@ -228,8 +230,7 @@ class Scheduler:
         most = max(min(num_wanted_tokens, num_free_tokens), 0)
         num_drafts = max(min(planned.num_ready_drafts, budget_drafts, most), 0)
         is_drafting = self._config.max_num_batched_tokens > 1
-        if self._step_costs is not None:
-            is_drafting &= planned.pace.wants_drafts(self._step_costs, max(len(self._running), 1))
+        is_drafting &= self._is_drafting
         return num_drafts, min(self._num_speculative_tokens, most - num_drafts) if is_drafting else 0
 
     def _preempt(self, victim: Sequence, planning: Planning) -> None:
@@ -355,9 +356,9 @@ class Scheduler:
             planned.keep(step.start, row.prompt_logprobs)
         num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
         self._acceptance.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
-        if planned.pace.num_made:
-            planned.pace.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
-        planned.pace.num_made = row.num_drafts
+        if planned.num_made_drafts:
+            self._pace.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
+        planned.num_made_drafts = row.num_drafts
         num_taken_tokens, reason = planned.take(row.token_ids)
         self._generation_tokens += num_taken_tokens
         if planned.state is State.RUNNING:

@@ -7,7 +7,6 @@ from hashlib import sha256
 from minnow.cache.prefix import HashChain
 from minnow.core.request import Request
 from minnow.core.step import FinishReason, RowStart, TokenLogprobs, TokenOutput
-from minnow.engine.pace import Pace
 
 
 class State(Enum):
@@ -38,7 +37,7 @@ class Sequence:
         num_in_flight: plans that hold it and are not committed.
         num_pending_tokens: tokens that those plans will yield at least.
         num_ready_drafts: drafts that the device holds for its next step; confidences: of them, where they are known.
-        pace: whether its drafts pay.
+        num_made_drafts: those that its last step made, whether they will be verified or not.
         num_cached_tokens: prompt tokens found in the prefix cache when it was first admitted; None before.
         added_s: when it came, by the scheduler's clock.
         queued_s: until it was first admitted; 0 before.
@@ -61,7 +60,7 @@ class Sequence:
     num_pending_tokens: int = 0
     num_ready_drafts: int = 0
     confidences: tuple[float, ...] = ()
-    pace: Pace = field(default_factory=Pace)
+    num_made_drafts: int = 0
     num_cached_tokens: int | None = None
     num_preemptions: int = 0
     has_answered: bool = False

@@ -18,6 +18,7 @@ from minnow.config.model import ModelConfig
 from minnow.core.request import SamplingParams
 from minnow.engine.drafting import PlainDrafts
 from minnow.engine.engine import Engine
+from minnow.engine.pace import Pace
 from minnow.kernels.probabilities.reference import probabilities
 from minnow.model.decoder import Decoder
 from minnow.model.step import StepInputs, StepOutput
@@ -152,6 +153,8 @@ def law_of(make: Callable[[], Engine], prompt: list[int], sampling: SamplingPara
     assert speculator is None or isinstance(speculator._network, PlainDrafts), "its draws cannot be chosen"
     plain = runner._kernels
     while True:
+        scheduler: Any = engine._scheduler
+        scheduler._pace = Pace()  # each request comes after the same past, which is none
         chooser = Chooser(script)
         patched = _Patched(plain, sample=chooser.sample, verify=chooser.verify)
         runner._kernels = patched

@@ -126,7 +126,7 @@ def found_needles(llm: LLM, needles: Needles) -> list[bool]:
 
 
 def needles(models: Models, tokenizer: Tokenizer, filler: Sequence[int]) -> Finding:
-    """The score of the model with MSA and NVFP4 caches, as a share of the dense base's."""
+    """The score of the model as it is served, as a share of the dense base's with a BF16 cache."""
     row = Finding(name="facts found in 4K-8K tokens, of dense's score", unit="%", bar=95.0)
     if not models.is_sparse:
         return _absent(row)
@@ -136,9 +136,14 @@ def needles(models: Models, tokenizer: Tokenizer, filler: Sequence[int]) -> Find
     cases = [make_needles(tokenizer, filler[2000 * i :], length, i) for i, length in enumerate(lengths)]
     llm = models.dense_base()
     by_dense = [found_needles(llm, case) for case in cases]
-    llm = models.plain(**caches("nvfp4"))
+    llm = models.plain()
     by_model = [found_needles(llm, case) for case in cases]
-    return judged(row, cases, by_dense, by_model)
+    row = judged(row, cases, by_dense, by_model)
+    if models.is_quick:
+        return row
+    llm = models.plain(**caches("nvfp4"))
+    count = sum(sum(found_needles(llm, case)) for case in cases)
+    return replace(row, details=(*row.details, f"with all caches NVFP4 the model answers {count}"))
 
 
 def judged(

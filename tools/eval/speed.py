@@ -19,9 +19,9 @@ from minnow.kernels import native
 from minnow.llm import LLM
 from tools.eval.drafts import NO_DRAFTER, chat_prompts, lengths
 from tools.eval.finding import Finding
-from tools.eval.models import Models
+from tools.eval.models import Models, open_llm
 
-_PLAIN = "without"
+_PLAIN, _SERVED = "without", "as served"
 _LEAST_TOKENS = 16  # of an answer that is timed
 _NUM_PEER_ROUNDS = 5
 
@@ -48,6 +48,8 @@ def speed(models: Models) -> Iterator[Finding]:
         return
     num_prompts, num_tokens = (8, 64) if models.is_quick else (30, 96)
     llms = {_PLAIN: models.plain()} | {f"{n} drafts": models.drafting(n) for n in lengths(models)}
+    if models.drafter.served:
+        llms[_SERVED] = open_llm(models.model)
     native.pin_caller()  # as the server's engine does
     prompts = chat_prompts(models, num_prompts + 1)
     functions: dict[str, Callable[[int], float]] = {
@@ -60,12 +62,17 @@ def speed(models: Models) -> Iterator[Finding]:
             yield replace(row, reason="all answers are too short to time", absence="not measured")
         return
     ratios = {name: seen.ratio(name, _PLAIN) for name in functions if name != _PLAIN}
+    served = ratios.get(_SERVED)
     best = max(ratios, key=lambda name: ratios[name].median)
     details = [f"without: {_show(seen, _PLAIN)}"]
     details += [f"{name}: {_show(seen, name)}, {ratio.median:.3f} x" for name, ratio in ratios.items()]
     details += [f"best: {best}; quartiles of its ratio, prompt by prompt: {ratios[best].low:.3f} to "
                 f"{ratios[best].high:.3f}, {ratios[best].num} prompts of benchmarks/prompts/chat.jsonl"]  # fmt: skip
     yield replace(own, value=ratios[best].median, details=tuple(details))
+    if served is not None:
+        row = Finding(name="decode as served, 1 request, T = 0, against without drafts", unit="x")
+        settings = ", ".join(f"{name} {value}" for name, value in models.drafter.served.items())
+        yield replace(row, value=served.median, details=(settings, f"quartiles {served.low:.3f} to {served.high:.3f}"))
     rates = {name: seen.of(name).median for name in asked if seen.samples.get(name)}
     if not rates:
         yield replace(peer, reason="no peer took part", absence="not measured", details=tuple(silent))
@@ -111,7 +118,7 @@ def peers(models: Models) -> Iterator[tuple[dict[str, Callable[[int], float]], l
     They decode as many tokens from prompts of random tokens about as long: what they compute does not depend on which.
     """
     home, known = demo.home() / "peers", demo.DEMO_BY_NAME["smollm2-135m"]
-    if models.base.resolve() != demo.directory_of(known.name).resolve():
+    if models.base.resolve() != demo.untrained_directory_of(known.name).resolve():
         yield {}, [f"peers are asked with {known.name} alone"]
         return
     there = [peer for peer in sides.TITLE_BY_PEER if is_installed(peer, home)]
