@@ -230,7 +230,8 @@ class Scheduler:
         most = max(min(num_wanted_tokens, num_free_tokens), 0)
         num_drafts = max(min(planned.num_ready_drafts, budget_drafts, most), 0)
         is_drafting = self._config.max_num_batched_tokens > 1
-        is_drafting &= self._is_drafting
+        if self._step_costs is not None:  # what is looked at then depends on the clock, and a seed's answer must not
+            is_drafting &= self._is_drafting and not planned.is_repeatable
         return num_drafts, min(self._num_speculative_tokens, most - num_drafts) if is_drafting else 0
 
     def _preempt(self, victim: Sequence, planning: Planning) -> None:

@@ -79,6 +79,11 @@ class Sequence:
         return self.max_total_tokens > self.num_prompt_tokens
 
     @property
+    def is_repeatable(self) -> bool:
+        """Whether its request names a seed that its tokens follow from."""
+        return self.request.sampling.seed is not None and self.request.sampling.temperature > 0
+
+    @property
     def num_known_tokens(self) -> int:
         """Tokens it has, with those that plans in flight yield."""
         return len(self.token_ids) + self.num_pending_tokens

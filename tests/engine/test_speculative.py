@@ -169,6 +169,18 @@ def test_drafts_that_are_not_worth_their_time_change_no_law(
         assert math.isclose(wanted.get(ids, 0.0), found.get(ids, 0.0), abs_tol=2e-6), ids
 
 
+def test_a_seed_keeps_its_answer_where_the_clock_decides_about_drafts(certain: Path) -> None:
+    """Such a request is not drafted for, so it gets what it would get without drafts; others are."""
+    requests = [SamplingParams(temperature=0.8, max_tokens=30, seed=7), SamplingParams(temperature=0.8, max_tokens=30)]
+    plain, drafting_engine = make(certain), make(certain, speculative_config=DRAFTS | ADAPTIVE)
+    scheduler: Any = drafting_engine._scheduler
+    scheduler._step_costs = StepCosts(drafting=(1.0,) * 64, plain=(1.0,) * 64)
+    for sampling, is_drafted in zip(requests, (False, True), strict=True):
+        wanted, found = (running.run(engine, PROMPTS[:1], sampling) for engine in (plain, drafting_engine))
+        assert (drafting_engine.stats().num_drafts > 0) is is_drafted
+        assert is_drafted or wanted == found
+
+
 def test_confidences_are_the_same_by_either_way(tmp_path: Path) -> None:
     target = tiny.write_tiny(tmp_path, family="llama", dtype="float32", tie_word_embeddings=False)
     for sees_token in (True, False):

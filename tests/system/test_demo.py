@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from minnow.checkpoint import demo
+from minnow.config import model as model_config
 from minnow.core.request import SamplingParams
 from minnow.llm import LLM
 from minnow.text.tokenizer import Tokenizer
 from tests.engine import running
 from tests.engine.test_equivalences import first_gap
 from tests.model import llama_oracle
+from tests.system.serving import metrics
 from tools import parity as perplexity
 
 pytestmark = pytest.mark.system
@@ -111,3 +113,13 @@ def test_a_streamed_chat_through_the_openai_client(address: str) -> None:
     assert whole.choices[0].message.content == text
     completion = client.completions.create(model=MODEL, prompt="The capital of France is", temperature=0, max_tokens=4)
     assert "Paris" in completion.choices[0].text
+
+
+def test_it_is_served_with_index_heads_and_drafts(address: str, directory: Path) -> None:
+    """Both come with the model, and a longer answer has rounds of drafts even where they do not pay."""
+    assert all(model_config.read(directory).sparse.is_sparse)
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    client.completions.create(model=MODEL, prompt="One, two, three, four,", temperature=0, max_tokens=40)
+    found = metrics(address)
+    assert found["vllm:spec_decode_num_drafts_total"] >= 1
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] >= 1
