@@ -90,11 +90,11 @@ def convert(
     """
     target = target.resolve()
     source = open_source(source_path)
-    _check_target(target, source_path, overwrite)
+    check_target(target, source_path, overwrite)
     plan = _plan(source, format, kv_cache)
     partial = disk.partial_of(target)
     with disk.alone(disk.lock_of(target), busy=f"{target} is being written by another process; wait until it is done"):
-        _check_target(target, source_path, overwrite)  # again: another process may have finished meanwhile
+        check_target(target, source_path, overwrite)  # again: another process may have finished meanwhile
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir()
@@ -132,7 +132,12 @@ def open_source(path: Path) -> Source:
     return M3Source(path) if ARCHITECTURE in architectures else LlamaSource(path)
 
 
-def _check_target(target: Path, source: Path, overwrite: bool) -> None:
+def check_target(target: Path, source: Path, overwrite: bool) -> None:
+    """Refuse a target, resolved, that is no place for a model, or that holds what is read.
+
+    Raises:
+        ConfigError: says which.
+    """
     inside = list(source.iterdir()) if source.is_dir() else []
     read = [path.resolve() for path in (source, *inside)]  # the files of a directory may be links to elsewhere
     for written in (target, disk.partial_of(target), disk.old_of(target), disk.lock_of(target)):

@@ -106,14 +106,20 @@ def parts_of(name: str) -> Path | None:
 
 def is_pulled(name: str) -> bool:
     """Whether the model is there, our parts in it, with every file of its digests; contents are verify's concern."""
-    directory, parts = directory_of(name), parts_of(name)
+    directory, parts, card = directory_of(name), parts_of(name), trained.DESCRIPTION_NAME
+    try:
+        is_current = parts is None or (directory / card).read_bytes() == (parts / card).read_bytes()
+    except OSError:
+        return False
+    return is_current and _is_whole(directory)
+
+
+def _is_whole(directory: Path) -> bool:
     try:
         files = json.loads((directory / "digests.json").read_text(encoding="utf-8"))
-        card = trained.DESCRIPTION_NAME
-        is_current = parts is None or (directory / card).read_bytes() == (parts / card).read_bytes()
     except (OSError, ValueError):
         return False
-    return is_current and all((directory / file).is_file() for file in files)
+    return all((directory / file).is_file() for file in files)
 
 
 def resolve(model: str) -> Path:
@@ -153,11 +159,12 @@ def untrained(model: str) -> Path:
     if not is_known(model) or (Path(model).expanduser() / "config.json").is_file() or parts_of(model) is None:
         return resolve(model)
     demo, target = DEMO_BY_NAME[model], untrained_directory_of(model)
-    if not (target / "digests.json").is_file():
-        from minnow.checkpoint.convert import convert
+    with disk.alone(home() / "models" / f".{model}.pull.lock"):
+        if not _is_whole(target):
+            from minnow.checkpoint.convert import convert
 
-        gguf = fetch(demo, home() / "downloads", say=lambda words: Logger("demo").info(words))
-        convert(gguf, target, kv_cache="fp8", companions=_texts(demo))
+            gguf = fetch(demo, home() / "downloads", say=lambda words: Logger("demo").info(words))
+            convert(gguf, target, kv_cache="fp8", companions=_texts(demo), overwrite=True)
     return target
 
 
@@ -192,7 +199,7 @@ def pull(name: str, *, say: Say | None = None, progress: Progress | None = None)
         texts, parts = _texts(demo), parts_of(name)
         base = target if parts is None else target.with_name(f".{name}.base")
         if parts is not None:
-            texts |= {n: (parts / n).read_text(encoding="utf-8") for n in (trained.DESCRIPTION_NAME, "README.md")}
+            texts["README.md"] = (parts / "README.md").read_text(encoding="utf-8")
         convert(gguf, base, kv_cache="fp8", progress=progress, companions=texts, overwrite=True)
         if parts is not None:
             say(f"adding what was trained for {name}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # This file is read where models are found by name, without torch: what needs it is imported when it is used.
 DESCRIPTION_NAME = "trained.json"  # what was trained on what, and under "config" the fields that it implies
-_OWN = ("config.json", "model.safetensors.index.json", "digests.json")  # of a checkpoint, and written anew
+_OWN = ("config.json", "model.safetensors.index.json", "digests.json", DESCRIPTION_NAME)  # written anew
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -72,11 +72,20 @@ def combine(base: Path, parts: Sequence[Path], target: Path) -> None:
             if (part / DIRECTORY).is_dir():
                 shutil.copytree(part / DIRECTORY, partial / DIRECTORY, dirs_exist_ok=True)
         (partial / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+        (partial / DESCRIPTION_NAME).write_bytes(_description(parts))
         verify.check(partial, config)
         verify.write_digests(partial)
         disk.put_in_place(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _description(parts: Sequence[Path]) -> bytes:
+    """What was trained: the parts' own words."""
+    if len(parts) == 1:
+        return (parts[0] / DESCRIPTION_NAME).read_bytes()
+    stages = [read_object(part / DESCRIPTION_NAME) for part in parts]
+    return json.dumps({"stages": stages}, indent=2).encode() + b"\n"
 
 
 def _formats(raw: Mapping[str, Any], part: Reader) -> dict[str, str]:

@@ -72,17 +72,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _combine(args: argparse.Namespace) -> int:
-    from minnow.checkpoint import demo, trained
+    from minnow.checkpoint import demo, disk, trained
+    from minnow.checkpoint.convert import check_target
 
     given = [name for name in ("format", "kv_cache_dtype") if getattr(args, name)]
     if given:
         flag = "--" + given[0].replace("_", "-")
         raise ConfigError(f"{flag} says how to convert, and --parts copies what is there; leave one of them out")
-    if args.target.exists() and not args.overwrite:
-        raise ConfigError(f"{args.target} exists already; name another directory, or add --overwrite")
     for part in args.parts:
         if not (part / trained.DESCRIPTION_NAME).is_file():
             raise ConfigError(f"--parts {part} holds no {trained.DESCRIPTION_NAME}; name an --output of minnow tune")
-    trained.combine(demo.resolve(str(args.source)), args.parts, args.target)
+    source, target = demo.untrained(str(args.source)), args.target.resolve()
+    with disk.alone(disk.lock_of(target), busy=f"{target} is being written by another process; wait until it is done"):
+        for read in (source, *args.parts):
+            check_target(target, read, args.overwrite)
+        trained.combine(source, args.parts, target)
     print(f"{args.source} with {', '.join(map(str, args.parts))}, in {args.target}")
     return 0

@@ -311,13 +311,7 @@ def resolve_speculation(
     else:
         assert drafter is not None
         origin = f"{place}/config.json"
-        if "model" in drafter.served or drafter.served.get("method", "dspark") != "dspark":
-            raise ConfigError(f"{origin} proposes {dict(drafter.served)}; a drafter proposes no model, no other method")
-        values = {f"speculative_config.{k}": v for k, v in drafter.served.items()} | {
-            "speculative_config.method": "dspark"
-        }
-        loaded = _assemble([_Given(name=k, value=v, origin=f"file {origin}") for k, v in values.items()], {}, {})
-        asked = loaded.config.speculative_config
+        asked = proposed(drafter.served, origin)
     speculative.check(asked, drafter, origin=origin, is_bench=is_bench)
     assert drafter is not None
     kv_format = asked.kv_cache_dtype
@@ -330,6 +324,19 @@ def resolve_speculation(
         num_speculative_tokens=asked.num_speculative_tokens or drafter.block_size,
     )
     return dataclasses.replace(config, speculative_config=asked), drafter
+
+
+def proposed(served: Mapping[str, Any], origin: str) -> SpeculativeConfig:
+    """How a drafter is to be served where nobody says, by its own words.
+
+    Raises:
+        ConfigError: unknown keys, or a model or another method, which a drafter does not propose.
+    """
+    if "model" in served or served.get("method", "dspark") != "dspark":
+        raise ConfigError(f"{origin} proposes {dict(served)}; a drafter proposes no model, no other method")
+    values = {f"speculative_config.{k}": v for k, v in served.items()} | {"speculative_config.method": "dspark"}
+    loaded = _assemble([_Given(name=k, value=v, origin=f"file {origin}") for k, v in values.items()], {}, {})
+    return loaded.config.speculative_config
 
 
 def resolve_auto(config: EngineConfig, model: ModelConfig) -> EngineConfig:

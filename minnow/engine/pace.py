@@ -35,7 +35,8 @@ class Pace:
     What is decided depends on rounds that are over, so the law of what comes out stays the same.
 
     Attributes:
-        num_rounds: with drafts so far; tokens, verified: of a round on average, the last ones counting most.
+        num_rounds: steps behind rounds of drafts so far; tokens, verified: of a sequence and step on average, the last
+            steps counting most.
         num_paused: steps since drafts stopped to pay.
     """
 
@@ -44,21 +45,25 @@ class Pace:
     verified: float = 0.0
     num_paused: int = 0
 
-    def add(self, num_verified: int, num_accepted: int) -> None:
-        """Take note of a sequence's step after a round of drafts."""
+    def add(self, rounds: Ordered[tuple[int, int]]) -> None:
+        """Take note of a step: (verified, accepted) of each sequence for which drafts had been made, if any had."""
+        if not rounds:
+            return
         self.num_rounds += 1
         share = max(1 / self.num_rounds, _SHARE)
-        self.tokens += share * (1 + num_accepted - self.tokens)
-        self.verified += share * (num_verified - self.verified)
+        verified, accepted = (sum(counts) / len(rounds) for counts in zip(*rounds, strict=True))
+        self.tokens += share * (1 + accepted - self.tokens)
+        self.verified += share * (verified - self.verified)
 
-    def pays(self, costs: StepCosts, num_sequences: int) -> bool:
-        """Whether a step of so many sequences yields more tokens a second with drafts."""
-        drafting_s = seconds(costs.drafting, round(num_sequences * (1 + self.verified)))
-        return self.tokens * seconds(costs.plain, num_sequences) > drafting_s
+    def pays(self, costs: StepCosts, num_sequences: int, num_others: int) -> bool:
+        """Whether a step yields more tokens a second when so many sequences draft, beside others that never do."""
+        num_drafting_tokens = round(num_sequences * (1 + self.verified)) + num_others
+        drafting = (num_sequences * self.tokens + num_others) / seconds(costs.drafting, num_drafting_tokens)
+        return drafting > (num_sequences + num_others) / seconds(costs.plain, num_sequences + num_others)
 
-    def wants_drafts(self, costs: StepCosts, num_sequences: int) -> bool:
-        """Whether to draft in the next step; asked once a step."""
-        if self.num_rounds < _LEAST_ROUNDS or self.pays(costs, num_sequences):
+    def wants_drafts(self, costs: StepCosts, num_sequences: int, num_others: int = 0) -> bool:
+        """Whether to draft in the next step; asked once in each step in which some sequence could."""
+        if self.num_rounds < _LEAST_ROUNDS or self.pays(costs, num_sequences, num_others):
             self.num_paused = 0
             return True
         self.num_paused += 1

@@ -156,7 +156,7 @@ class Scheduler:
         )
         if self._step_costs is not None:
             self._keep_worthwhile_drafts(self._step_costs)
-            self._is_drafting = self._pace.wants_drafts(self._step_costs, max(len(self._running), 1))
+            self._is_drafting = self._wants_drafts(self._step_costs)
         for is_decoding in (True, False):
             for candidate in list(self._running):
                 self._continue(candidate, planning, is_decoding=is_decoding)
@@ -214,6 +214,11 @@ class Scheduler:
         for running, count in zip(ready, counts, strict=True):
             running.num_ready_drafts = min(running.num_ready_drafts, count)
 
+    def _wants_drafts(self, costs: StepCosts) -> bool:
+        decoding = [running for running in self._running if running.num_remaining_tokens == 1]
+        count = sum(not running.is_repeatable for running in decoding)
+        return self._pace.wants_drafts(costs, count, len(decoding) - count) if count else self._is_drafting
+
     def _num_drafts(
         self, planned: Sequence, num_tokens: int, budget_drafts: int, block_ids: list[int]
     ) -> tuple[int, int]:
@@ -240,7 +245,8 @@ class Scheduler:
         _remove(self._running, victim)
         self._release(victim)
         victim.state = State.PREEMPTED
-        victim.num_computed_tokens = victim.num_published_blocks = victim.num_ready_drafts = 0
+        victim.num_computed_tokens = victim.num_published_blocks = 0
+        victim.num_ready_drafts = victim.num_made_drafts = 0
         victim.num_preemptions += 1
         self._num_preemptions += 1
         insort(self._waiting, victim, key=_rank)
@@ -327,7 +333,8 @@ class Scheduler:
             What each request gained; nothing for unfinished prompts and for requests aborted meanwhile.
         """
         assert result.step == plan.step, f"plan {plan.step} got the result of step {result.step}"
-        outputs = []
+        outputs: list[TokenOutput] = []
+        rounds: list[tuple[int, int]] = []
         self._computed_tokens += sum(step.num_tokens for step in plan.rows)
         for planned, step, row in zip(self._in_flight.pop(plan.step), plan.rows, result.rows, strict=True):
             assert row.row == step.row, f"row {step.row} got the result of row {row.row}"
@@ -337,9 +344,12 @@ class Scheduler:
                 if not planned.num_in_flight:
                     self._release(planned)
                 continue
+            if planned.num_made_drafts and step.is_sampling and row.error is None:
+                rounds.append((step.num_drafts, len(row.token_ids) - 1))
             output = self._commit_row(planned, step, row)
             if output is not None:
                 outputs.append(output)
+        self._pace.add(rounds)
         return outputs
 
     def _commit_row(self, planned: Sequence, step: RowStep, row: RowResult) -> TokenOutput | None:
@@ -357,14 +367,12 @@ class Scheduler:
             planned.keep(step.start, row.prompt_logprobs)
         num_rejected_tokens = max(step.num_drafts + 1 - len(row.token_ids), 0) if step.is_sampling else 0
         self._acceptance.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
-        if planned.num_made_drafts:
-            self._pace.add(step.num_drafts, step.num_drafts - num_rejected_tokens)
-        planned.num_made_drafts = row.num_drafts
         num_taken_tokens, reason = planned.take(row.token_ids)
         self._generation_tokens += num_taken_tokens
         if planned.state is State.RUNNING:
             planned.num_computed_tokens -= num_rejected_tokens
-            planned.num_ready_drafts, planned.confidences = row.num_drafts, row.confidences
+            planned.num_ready_drafts = planned.num_made_drafts = row.num_drafts
+            planned.confidences = row.confidences
             self._publish(planned, step.start + step.num_tokens - num_rejected_tokens)
         if not planned.is_generating and step.start + step.num_tokens >= planned.max_total_tokens:
             reason = "length"

@@ -1,4 +1,4 @@
-"""a sequence drafts while that yields more tokens a second than not drafting would"""
+"""drafts are made while that yields more tokens a second than not drafting would"""
 
 import math
 
@@ -11,10 +11,10 @@ COSTS = StepCosts(drafting=(1.2, 1.4, 1.6, 1.8), plain=(1.0, 1.1))
 
 
 def after(rounds: list[tuple[int, int]]) -> Pace:
-    """A sequence whose rounds verified and accepted so many drafts."""
+    """One sequence, whose rounds verified and accepted so many drafts."""
     found = Pace()
-    for num_verified, num_accepted in rounds:
-        found.add(num_verified, num_accepted)
+    for one in rounds:
+        found.add([one])
     return found
 
 
@@ -30,14 +30,14 @@ def after(rounds: list[tuple[int, int]]) -> Pace:
     ],
 )
 def test_it_pays_by_tokens_a_second(rounds: list[tuple[int, int]], num_sequences: int, pays: bool) -> None:
-    assert after(rounds).pays(COSTS, num_sequences) is pays
+    assert after(rounds).pays(COSTS, num_sequences, 0) is pays
 
 
 def test_nothing_is_concluded_from_a_few_rounds() -> None:
     found = Pace()
     for _ in range(pace._LEAST_ROUNDS):
         assert found.wants_drafts(COSTS, 1)
-        found.add(1, 0)
+        found.add([(1, 0)])
     assert not found.wants_drafts(COSTS, 1)
 
 
@@ -46,7 +46,7 @@ def test_a_pause_ends_in_a_trial_and_drafts_come_back_when_they_pay() -> None:
     asked = [found.wants_drafts(COSTS, 1) for _ in range(2 * pace._PAUSE)]
     assert asked.count(True) == 2 * pace._TRIAL and not any(asked[: pace._PAUSE - pace._TRIAL - 1])
     for _ in range(8):
-        found.add(1, 1)
+        found.add([(1, 1)])
     assert found.wants_drafts(COSTS, 1) and found.num_paused == 0
 
 
@@ -57,3 +57,22 @@ def test_the_last_rounds_count_most() -> None:
 
 def test_costs_grow_in_proportion_beyond_what_was_measured() -> None:
     assert [pace.seconds((1.0, 1.5), n) for n in (0, 1, 2, 4)] == [1.0, 1.0, 1.5, 3.0]
+
+
+def test_sequences_of_a_step_count_alike() -> None:
+    """Whoever comes last in it, and a step is one step however many there are."""
+    found, other = Pace(), Pace()
+    for _ in range(30):
+        found.add([(2, 2)] * 22 + [(2, 0)] * 10)
+        other.add([(2, 0)] * 10 + [(2, 2)] * 22)
+    assert found == other and found.num_rounds == 30
+    assert math.isclose(found.tokens, 1 + 2 * 22 / 32) and math.isclose(found.verified, 2)
+    found.add([])
+    assert found == other
+
+
+def test_others_that_never_draft_add_their_token_and_their_cost() -> None:
+    found = after([(1, 1)] * 10)
+    steep = StepCosts(drafting=(1.2, 1.4, 2.6), plain=(1.0, 1.1, 1.2))
+    assert found.pays(steep, 1, 0)  # 2 tokens in 1.4 s
+    assert not found.pays(steep, 1, 1)  # 3 tokens in 2.6 s instead of 2 in 1.1 s

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from minnow.checkpoint.load import open_drafter, open_weights
 from minnow.checkpoint.trained import combine
 from minnow.cli.main import main
 from minnow.config import drafter, model
-from minnow.core.errors import CheckpointError
+from minnow.core.errors import CheckpointError, ConfigError
 from minnow.formats.quantized import Quantized, decode, encode
 from minnow.tune.pack import pack
 from tests import tiny
@@ -82,11 +83,19 @@ def test_the_commands_pack_and_combine(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["tune", "pack", "--parts", str(part), "--output", str(packed)]) == 0
     assert main(["convert", str(tmp_path / "base"), str(whole), "--parts", str(packed)]) == 0
     assert model.read(whole).sparse.is_sparse == (True, True)
-    words = "--speculative-config"
+    words, other = "--speculative-config", tmp_path / "other"
+    other.mkdir()
+    (other / "chapter1.txt").write_text("mine")
+    assert json.loads((whole / "trained.json").read_text()) == json.loads((packed / "trained.json").read_text())
     wrong = [
         (["tune", "pack", "--parts", str(part), "--output", str(packed), words, "[1]"], "is no JSON object"),
         (["tune", "pack", "--parts", str(part), "--output", str(packed), words, '{"a": 1}'], "holds a drafter"),
-        (["convert", str(tmp_path / "base"), str(whole), "--parts", str(packed)], "exists already"),
+        (["tune", "pack", "--parts", str(part), "--output", str(part)], "is one of the parts"),
+        (["tune", "pack", "--parts", str(part), "--output", str(whole)], "holds a model"),
+        (["tune", "pack", "--parts", str(part), "--output", str(other)], "holds other files"),
+        (["convert", str(tmp_path / "base"), str(whole), "--parts", str(packed)], "holds a model already"),
+        (["convert", str(tmp_path / "base"), str(other), "--parts", str(packed), "--overwrite"], "no model directory"),
+        (["convert", str(tmp_path / "base"), str(packed), "--parts", str(packed), "--overwrite"], "no model directory"),
         (["convert", "base", str(tmp_path / "n"), "--parts", str(tmp_path / "base")], "holds no trained.json"),
         (["convert", "base", str(tmp_path / "n"), "--format", "int8", "--parts", str(packed)], "leave one of them out"),
     ]
@@ -94,3 +103,37 @@ def test_the_commands_pack_and_combine(tmp_path: Path, capsys: pytest.CaptureFix
     for command, expected in wrong:
         assert main(command) != 0
         assert expected in capsys.readouterr().err
+    assert (other / "chapter1.txt").is_file() and (part / "trained.safetensors").is_file()
+    assert main(["convert", str(tmp_path / "base"), str(whole), "--parts", str(packed), "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        ({"num_speculativ_tokens": 2}, "num_speculativ_tokens"),
+        ({"method": "eagle"}, "no other method"),
+        ({"num_speculative_tokens": 99}, "at most that"),
+        ({"enable_adaptive_verification": True}, "no confidence head"),
+    ],
+)
+def test_settings_that_no_engine_would_take_are_refused(tmp_path: Path, served: dict[str, Any], said: str) -> None:
+    part = write_part(tmp_path / "draft", {}, {})
+    tiny.write_tiny_drafter(part, write_base(tmp_path / "base"), enable_confidence_head=False)
+    with pytest.raises(ConfigError, match=said):
+        pack([part], tmp_path / "packed", "int8", served)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_what_a_pack_before_held_goes(tmp_path: Path) -> None:
+    index, drafts = write_part(tmp_path / "index", heads(), INDEX), write_part(tmp_path / "draft", {}, {})
+    tiny.write_tiny_drafter(drafts, write_base(tmp_path / "base"))
+    packed = tmp_path / "packed"
+    pack([index, drafts], packed, "bf16", {})
+    (packed / "README.md").write_text("# mine")
+    pack([drafts], packed, "bf16", {})
+    assert not list(packed.glob("*.safetensors")) and (packed / "dspark").is_dir()
+    pack([index], packed, "bf16", {})
+    assert not (packed / "dspark").exists() and (packed / "README.md").is_file()
+    empty = write_part(tmp_path / "empty", {}, {})
+    with pytest.raises(ConfigError, match="hold no weights"):
+        pack([empty], packed, "bf16", {})

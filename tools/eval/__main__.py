@@ -98,7 +98,7 @@ def main() -> int:
     args = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="minnow-eval-") as place:
-        model = demo.resolve(args.model)
+        model = demo.untrained(args.model) if args.parts else demo.resolve(args.model)
         base = demo.resolve(args.base) if args.base else demo.untrained(args.model)
         if args.parts:
             trained.combine(model, args.parts, Path(place) / "model")
