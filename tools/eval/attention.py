@@ -17,7 +17,7 @@ from minnow.engine import memory
 from minnow.engine.engine import Engine
 from minnow.kernels import native, registry, words
 from tools.eval.finding import Finding
-from tools.eval.models import Models
+from tools.eval.models import Models, pinned
 from tools.eval.quality import NO_INDEX
 
 CONTEXT = 6144
@@ -36,18 +36,18 @@ def attention(models: Models) -> Iterator[Finding]:
     layouts = {name: _layout(models, is_dense=name == "dense") for name in ("MSA", "dense")}
     # They come first: with them the team of threads is what it is when they serve.
     engines = {"MSA": models.plain().engine, "dense": models.plain(dense=True).engine}
-    native.pin_caller()
-    model = models.config
-    functions = Parts(model, layouts["MSA"], CONTEXT).calls()
-    seen = interleave({name: seconds(call) for name, call in functions.items()}, 11 if models.is_quick else 41)
-    ratio = seen.ratio("dense", "MSA")
-    formats = ", ".join(f"{group.name} in {group.format.name}" for group in layouts["MSA"].groups)
-    details = [f"{name}: {1e3 * seen.of(name).median:.3f} ms (least {1e3 * seen.of(name).least:.3f})"
-               for name in functions]  # fmt: skip
-    details.append(f"quartiles of the ratio {ratio.low:.3f} to {ratio.high:.3f}; {model.num_hidden_layers} layers, "
-                   f"{formats}, random keys, {native.num_threads()} threads")  # fmt: skip
-    yield replace(row, value=ratio.median, details=tuple(details))
-    yield whole_step(models, whole, engines, layouts)
+    with pinned():
+        model = models.config
+        functions = Parts(model, layouts["MSA"], CONTEXT).calls()
+        seen = interleave({name: seconds(call) for name, call in functions.items()}, 11 if models.is_quick else 41)
+        ratio = seen.ratio("dense", "MSA")
+        formats = ", ".join(f"{group.name} in {group.format.name}" for group in layouts["MSA"].groups)
+        details = [f"{name}: {1e3 * seen.of(name).median:.3f} ms (least {1e3 * seen.of(name).least:.3f})"
+                   for name in functions]  # fmt: skip
+        details.append(f"quartiles of the ratio {ratio.low:.3f} to {ratio.high:.3f}; {model.num_hidden_layers} layers, "
+                       f"{formats}, random keys, {native.num_threads()} threads")  # fmt: skip
+        yield replace(row, value=ratio.median, details=tuple(details))
+        yield whole_step(models, whole, engines, layouts)
 
 
 class Parts:

@@ -1,6 +1,8 @@
 """the model that is measured, what it is compared with, and engines of both"""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from minnow.config.drafter import DrafterConfig
 from minnow.config.model import ModelConfig
 from minnow.core.request import SamplingParams
 from minnow.core.step import TokenLogprobs
+from minnow.kernels import native
 from minnow.llm import LLM
 
 CACHE = "1GiB"  # of each engine: room for what is measured here, several of them side by side
@@ -60,6 +63,17 @@ class Models:
         return open_llm(
             self.model, speculative_config={"method": "dspark", "num_speculative_tokens": num_drafts, **how}
         )
+
+
+@contextlib.contextmanager
+def pinned() -> Iterator[None]:
+    """This thread beside the team of its engines, as the server's is; afterwards, and for processes, all CPUs again."""
+    before = os.sched_getaffinity(0)
+    native.pin_caller()
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def open_llm(directory: Path, **settings: Any) -> LLM:

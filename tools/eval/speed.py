@@ -19,7 +19,7 @@ from minnow.kernels import native
 from minnow.llm import LLM
 from tools.eval.drafts import NO_DRAFTER, chat_prompts, lengths
 from tools.eval.finding import Finding
-from tools.eval.models import Models, open_llm
+from tools.eval.models import Models, open_llm, pinned
 
 _PLAIN, _SERVED = "without", "as served"
 _LEAST_TOKENS = 16  # of an answer that is timed
@@ -50,12 +50,11 @@ def speed(models: Models) -> Iterator[Finding]:
     llms = {_PLAIN: models.plain()} | {f"{n} drafts": models.drafting(n) for n in lengths(models)}
     if models.drafter.served:
         llms[_SERVED] = open_llm(models.model)
-    native.pin_caller()  # as the server's engine does
     prompts = chat_prompts(models, num_prompts + 1)
     functions: dict[str, Callable[[int], float]] = {
         name: partial(lambda llm, i: decode(llm, prompts[i], num_tokens), llm) for name, llm in llms.items()
     }
-    with peers(models) as (asked, silent):
+    with peers(models) as (asked, silent), pinned():
         seen = take_turns({**functions, **asked}, set(asked), len(prompts))
     if not seen.samples[_PLAIN]:
         for row in (own, peer):
