@@ -8,7 +8,10 @@ from minnow.checkpoint import demo
 from minnow.cli.main import main
 
 
-def test_a_model_that_is_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_there_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "PARTS", tmp_path / "none")
     directory = demo.directory_of("smollm2-135m")
     directory.mkdir(parents=True)
     (directory / "digests.json").write_text("{}")
