@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minnow.bench.limit import Limits, measure_limits
+from minnow.bench.limits import Limits, measure_limits
 from minnow.bench.timing import Interleaved, Spread, interleave, measure, seconds
 from minnow.cache.layout import BlockLayout, PageGroup, layout_of
 from minnow.cache.pool import LayerCache, Pool

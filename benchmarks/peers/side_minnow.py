@@ -10,7 +10,7 @@ import protocol
 _ANSWERS = protocol.take_stdout()
 
 import minnow  # noqa: E402
-from minnow.bench.limit import Limits  # noqa: E402
+from minnow.bench.limits import Limits  # noqa: E402
 from minnow.core.request import Request, SamplingParams  # noqa: E402
 from minnow.kernels import native  # noqa: E402
 from minnow.llm import LLM  # noqa: E402

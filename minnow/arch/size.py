@@ -39,6 +39,27 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Weights of a rank that differ in the numbers of their layers and experts only.
+
+    Attributes:
+        name: of one of them, with 0 for those numbers.
+        shape: of one, on the rank.
+        count: how many the rank holds.
+        num_bytes: of one.
+        num_tensors: of all.
+    """
+
+    kind: Kind
+    format: str
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    num_bytes: int
+    num_tensors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """A model's weights, drafter and multi-token prediction left out: as its checkpoint holds them, or on a rank.
 
@@ -92,13 +113,11 @@ def measure(
     alike = (
         _published(config) if dtype_by_name is None else _alike(names.modules(config).values(), config, dtype_by_name)
     )
-    for weights in alike:
-        form = format_by_kind.get(weights.kind, weights.format)
-        count, shape = weights.on_rank(ranks, config)
-        key = (weights.kind, form)
-        tensors[key] += count * weights.num_tensors
-        parameters[key] += count * math.prod(shape)
-        in_bytes[key] += count * weights.num_bytes(form, shape)
+    for held in (weights.held(ranks, config, format_by_kind) for weights in alike):
+        key = (held.kind, held.format)
+        tensors[key] += held.num_tensors
+        parameters[key] += held.count * math.prod(held.shape)
+        in_bytes[key] += held.count * held.num_bytes
     shares = tuple(
         Share(
             kind=kind,
@@ -112,18 +131,24 @@ def measure(
     return ModelSize(shares=shares, num_active_parameters=_num_active(alike, config))
 
 
-def drafter_bytes(config: DrafterConfig | None, ranks: Ranks = ALONE) -> int:
-    """Bytes of a drafter's own weights, on the fullest of some ranks; embedding and head are the model's.
+def weights_on_rank(
+    config: ModelConfig, ranks: Ranks = ALONE, format_by_kind: Mapping[Kind, str] = _NO_CONVERSION
+) -> tuple[Held, ...]:
+    """The weights that `measure` adds up, for whoever wants to know what each of them costs to use."""
+    return tuple(weights.held(ranks, config, format_by_kind) for weights in _published(config))
+
+
+def drafter_on_rank(config: DrafterConfig, ranks: Ranks = ALONE) -> tuple[Held, ...]:
+    """A drafter's own weights; embedding and head are the model's.
 
     Its layers split like the model's; what feeds and reads them is copied.
     """
-    if config is None:
-        return 0
-    total = 0
-    for weights in _alike(drafter.modules(config).values(), config.backbone, {}):
-        count, shape = weights.on_rank(ranks, config.backbone)
-        total += count * weights.num_bytes(weights.format, shape)
-    return total
+    return tuple(weights.held(ranks, config.backbone, _NO_CONVERSION) for weights in _bundled(config))
+
+
+def drafter_bytes(config: DrafterConfig | None, ranks: Ranks = ALONE) -> int:
+    """Bytes of a drafter's own weights, on the fullest of some ranks."""
+    return 0 if config is None else sum(held.count * held.num_bytes for held in drafter_on_rank(config, ranks))
 
 
 def bytes_named(config: ModelConfig, ending: str) -> int:
@@ -151,13 +176,21 @@ class _Alike:
     item_bytes: int
     count: int = 0
 
-    def on_rank(self, ranks: Ranks, config: ModelConfig) -> tuple[int, tuple[int, ...]]:
-        """How many of them a rank holds, and what shape they have there."""
+    def held(self, ranks: Ranks, config: ModelConfig, format_by_kind: Mapping[Kind, str]) -> Held:
+        """What a rank holds of them, in the format that their kind is converted to."""
+        form, experts = format_by_kind.get(self.kind, self.format), config.num_local_experts
         shape = shape_on_rank(self.name, self.shape, ranks, config.num_key_value_heads)
-        experts = config.num_local_experts
-        if self.kind != "routed expert" or ranks.ep == 1:
-            return self.count, shape
-        return self.count * -(-experts // ranks.ep) // experts, shape
+        is_whole = self.kind != "routed expert" or ranks.ep == 1
+        count = self.count if is_whole else self.count * -(-experts // ranks.ep) // experts
+        return Held(
+            kind=self.kind,
+            format=form,
+            name=self.name,
+            shape=shape,
+            count=count,
+            num_bytes=self.num_bytes(form, shape),
+            num_tensors=count * self.num_tensors,
+        )
 
     def num_bytes(self, form: str, shape: tuple[int, ...]) -> int:
         """Bytes of one of them in a format."""
@@ -173,6 +206,11 @@ class _Alike:
 @functools.lru_cache(maxsize=8)
 def _published(config: ModelConfig) -> tuple[_Alike, ...]:
     return _alike(names.modules(config).values(), config, {})
+
+
+@functools.lru_cache(maxsize=8)
+def _bundled(config: DrafterConfig) -> tuple[_Alike, ...]:
+    return _alike(drafter.modules(config).values(), config.backbone, {})
 
 
 def _alike(modules: Iterable[Module], config: ModelConfig, dtype_by_name: Mapping[str, str]) -> tuple[_Alike, ...]:

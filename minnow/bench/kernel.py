@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minnow.bench import names_in, record
-from minnow.bench.limit import Limits, measure_limits
+from minnow.bench.limits import Limits, measure_limits
 from minnow.bench.timing import measure
 from minnow.config import flags, load
 from minnow.config.kernel import KernelConfig

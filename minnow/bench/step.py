@@ -13,7 +13,7 @@ from typing import Any
 
 from minnow.arch import size
 from minnow.bench import check_least, record
-from minnow.bench.limit import measure_limits
+from minnow.bench.limits import measure_limits
 from minnow.bench.timing import Clock, spread
 from minnow.cache.layout import BlockLayout
 from minnow.checkpoint import demo
@@ -180,7 +180,7 @@ def prefill(engine: Engine, watch: Watch, num_tokens: int, num_repeats: int) -> 
     """Seconds by stage from prompt to first token; a first prompt warms up."""
     samples = []
     for repeat in range(num_repeats + 1):
-        _add(engine, f"prefill-{num_tokens}-{repeat}", num_tokens, 1)
+        add(engine, f"prefill-{num_tokens}-{repeat}", num_tokens, 1)
         watch.take()
         while not engine.is_idle:
             engine.step()
@@ -192,7 +192,7 @@ def decode(engine: Engine, watch: Watch, context: int, batch: int, num_steps: in
     """Seconds by stage of each step, once every request has its first token and some more."""
     names = {f"decode-{context}-{i}" for i in range(batch)}
     for name in sorted(names):
-        _add(engine, name, context, None)
+        add(engine, name, context, None)
     waiting = set(names)
     while waiting:
         waiting -= {output.request_id for output in engine.step() if output.token_ids}
@@ -229,7 +229,8 @@ def cache_bytes(model: ModelConfig, layout: BlockLayout, context: int) -> int:
     )
 
 
-def _add(engine: Engine, name: str, num_tokens: int, max_tokens: int | None) -> None:
+def add(engine: Engine, name: str, num_tokens: int, max_tokens: int | None) -> None:
+    """Queue a greedy request of made-up tokens; max_tokens None goes on until it is aborted."""
     rng = Random(name)  # prompts differ, so that none finds another's blocks
     ids = tuple(rng.randrange(engine.model.vocab_size) for _ in range(num_tokens))
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)

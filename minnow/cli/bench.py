@@ -6,15 +6,15 @@ from minnow.config import flags
 from minnow.core import folder
 from minnow.core.errors import ConfigError
 
-HELP = "measure: serve (any OpenAI server), step, kernel, compare (with peers)"
+HELP = "measure: serve (any OpenAI server), step, kernel, limits, roofline, simulate, compare (with peers)"
 
 _PACKAGE = "minnow.bench"
-KINDS = ("serve", "step", "kernel", "compare")
+KINDS = ("serve", "step", "kernel", "limits", "roofline", "simulate", "compare")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the kind; the rest of the line belongs to it."""
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help="serve, step, kernel or compare")
+    parser.add_argument("kind", metavar="KIND", choices=KINDS, help="what: " + ", ".join(KINDS))
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its arguments; --help shows them")
 
 

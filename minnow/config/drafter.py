@@ -75,7 +75,7 @@ class DrafterConfig:
     draft_vocab_size: int
     draft_topk: int = 0
     confidence_temperatures: tuple[float, ...] = ()
-    served: Mapping[str, Any] = field(default_factory=dict)
+    served: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def is_reduced(self) -> bool:

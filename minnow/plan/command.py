@@ -92,6 +92,17 @@ def has_sequence_parallel(foreign: vllm_words.Outcome) -> bool:
     return foreign.value_by_flag.get(_SEQUENCE_PARALLEL, "0") == "1"
 
 
+def has_index_cp(foreign: vllm_words.Outcome) -> bool:
+    """Whether the ranks of a group share the scan of index keys."""
+    return str(foreign.value_by_flag.get(_INDEX_CP, False)).lower() == "true"
+
+
+def dual_batch_tokens(foreign: vllm_words.Outcome) -> int:
+    """Tokens of a prefill step from which it runs as two halves; 0 is never."""
+    values = foreign.value_by_flag
+    return _count(values, "--dbo-prefill-token-threshold", _DBO_PREFILL_TOKENS) if values.get("--enable-dbo") else 0
+
+
 def connectors(foreign: vllm_words.Outcome) -> tuple[Connector, ...]:
     """The ways blocks come and go.
 
@@ -165,7 +176,7 @@ def _is_prefill(ways: tuple[Connector, ...]) -> bool:
 
 def _notes(foreign: vllm_words.Outcome, of: Deployment, ways: tuple[Connector, ...]) -> Iterator[str]:
     given = foreign.value_by_flag
-    if _is_prefill(ways) and str(given.get(_INDEX_CP, False)).lower() == "true":
+    if _is_prefill(ways) and has_index_cp(foreign):
         yield f"{_INDEX_CP} is on, but a node that only prefills never splits index scores; leave it out"
     if any(way.name == "NixlConnector" and way.ttl_s != 0 for way in ways):
         yield f"{connector.FLAG} leaves engine_ttl at an hour or sets it: an idle peer is dropped then; 0 keeps it"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from minnow.plan.hardware import Sheet
 # The convention that planned GPU numbers follow where nothing else is asked for. The published comparison names
 # neither; of the pairs that reproduce it (plan/published.py lists them) this one is chosen, not derived.
 UTILIZATION = 0.90
+GPU_STEP_TOKENS = 8192  # max_num_batched_tokens of a planned GPU, as vLLM's servers have it; Minnow's own is for CPUs
 RESERVE_BYTES = 9 * 10**9
 FITTED_ON = (("b300", "m3.1-flash"), ("b300", "m3-mxfp8"), ("gb300", "m3.1-flash"))  # in DEP4
 CONTEXT_TOKENS = 262_144  # the length that the published comparison counts sequences of
@@ -65,6 +67,9 @@ class Deployment:
         has_sequence_parallel: prefill shards tokens, for which each rank keeps whole output projections.
         has_hybrid_manager: the drafter's pages are kept for its window only, as vLLM's hybrid manager would. Minnow
             has none: all layers share one block table.
+        has_index_cp: each rank of a tensor-parallel group scans its part of the index keys.
+        dual_batch_tokens: steps of so many tokens run as two halves, each one's messages beside the other's
+            arithmetic; 0 is never.
     """
 
     name: str
@@ -78,6 +83,8 @@ class Deployment:
     experts_format: str = ""
     has_sequence_parallel: bool = False
     has_hybrid_manager: bool = False
+    has_index_cp: bool = False
+    dual_batch_tokens: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -143,6 +150,20 @@ def parallel_of(word: str) -> ParallelConfig:
     )
 
 
+def with_gpu_defaults(config: EngineConfig, origin_by_field: Mapping[str, str]) -> EngineConfig:
+    """Settings that nobody gave, as plans of GPUs take them.
+
+    Args:
+        origin_by_field: where each setting came from, as `config.load` says.
+    """
+    cache, scheduler = config.cache, config.scheduler
+    if origin_by_field["gpu_memory_utilization"] == "default":
+        cache = dataclasses.replace(cache, gpu_memory_utilization=UTILIZATION)
+    if origin_by_field["max_num_batched_tokens"] == "default":
+        scheduler = dataclasses.replace(scheduler, max_num_batched_tokens=GPU_STEP_TOKENS)
+    return dataclasses.replace(config, cache=cache, scheduler=scheduler)
+
+
 def settle(
     name: str,
     model: ModelConfig,
@@ -156,6 +177,8 @@ def settle(
     experts_format: str = "",
     has_sequence_parallel: bool = False,
     has_hybrid_manager: bool = False,
+    has_index_cp: bool = False,
+    dual_batch_tokens: int = 0,
     is_drafting: bool = False,
 ) -> Deployment:
     """Settle a deployment and refuse what cannot be.
@@ -189,6 +212,8 @@ def settle(
         experts_format=experts_format,
         has_sequence_parallel=has_sequence_parallel,
         has_hybrid_manager=has_hybrid_manager,
+        has_index_cp=has_index_cp,
+        dual_batch_tokens=dual_batch_tokens,
     )
     _check(deployment)
     return dataclasses.replace(deployment, num_nodes=_nodes(deployment), reserve=_reserve(deployment, reserve))

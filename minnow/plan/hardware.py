@@ -1,5 +1,6 @@
 """device and link sheets; each number with its unit, its status and its source"""
 
+import functools
 import re
 import tomllib
 from collections.abc import Mapping
@@ -45,6 +46,8 @@ class Sheet:
     Attributes:
         name: what it is asked for by.
         devices_per_node: that share a machine; 1 for a processor.
+        scale_up_devices: that reach each other over [scale_up]; as many as share a machine unless the sheet says more.
+        is_mesh: each pair of a machine's devices has links of its own, which together make [scale_up].
         figures: by name; a device has "memory", a link has "rate". Rates are one way.
     """
 
@@ -52,6 +55,8 @@ class Sheet:
     title: str
     kind: Literal["gpu", "cpu", "link"]
     devices_per_node: int
+    scale_up_devices: int = 1
+    is_mesh: bool = False
     figures: Mapping[str, Figure]
 
     @property
@@ -79,13 +84,22 @@ def read(name: str) -> Sheet:
     """
     if name == HERE:
         return _here()
-    path = SHEETS / f"{name.lower()}.toml"
-    if not path.is_file():
-        path = Path(name).expanduser()
+    if name.lower() in names():
+        return _shipped(name.lower())
+    path = Path(name).expanduser()
     if path.suffix != ".toml" or not path.is_file():
         raise ConfigError(
             f"no hardware is called {name!r}; known are {', '.join(names())}, {HERE}, or name a .toml file"
         )
+    return _read(path)
+
+
+@functools.cache
+def _shipped(name: str) -> Sheet:
+    return _read(SHEETS / f"{name}.toml")
+
+
+def _read(path: Path) -> Sheet:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -101,11 +115,23 @@ def _sheet(path: Path, raw: Mapping[str, Any]) -> Sheet:
     needed = "rate" if kind == "link" else "memory"
     if needed not in figures:
         raise ConfigError(f"{path}: a {kind} needs [{needed}] with value, status and source")
-    per_node = raw.get("devices_per_node", 1)
-    if type(per_node) is not int or per_node < 1:
-        raise ConfigError(f"{path}: devices_per_node is {per_node!r}; a whole number from 1 on is needed")
-    title = str(raw.get("title", path.stem))
-    return Sheet(name=path.stem, title=title, kind=kind, devices_per_node=per_node, figures=figures)
+    per_node = _count(path, raw, "devices_per_node", 1)
+    return Sheet(
+        name=path.stem,
+        title=str(raw.get("title", path.stem)),
+        kind=kind,
+        devices_per_node=per_node,
+        scale_up_devices=_count(path, raw, "scale_up_devices", per_node),
+        is_mesh=bool(raw.get("is_mesh", False)),
+        figures=figures,
+    )
+
+
+def _count(path: Path, raw: Mapping[str, Any], name: str, otherwise: int) -> int:
+    value = raw.get(name, otherwise)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{path}: {name} is {value!r}; a whole number from 1 on is needed")
+    return value
 
 
 def _figure(where: str, entry: Mapping[str, Any]) -> Figure:

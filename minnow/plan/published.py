@@ -56,7 +56,10 @@ SETS = (
     ),
 )
 UTILIZATIONS = (0.90, 0.92, 0.95, 1.0)
-_OWN = ("context_tokens", "reserve", "experts_format", "has_sequence_parallel", "has_hybrid_manager")  # no settings
+_OWN = (  # no settings
+    "context_tokens", "reserve", "experts_format", "has_sequence_parallel", "has_hybrid_manager", "has_index_cp",
+    "dual_batch_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minnow.bench import kernel, record
-from minnow.bench.limit import Limits
+from minnow.bench.limits import Limits
 from minnow.config import flags
 from minnow.core import folder
 from minnow.core.errors import ConfigError

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from minnow.bench.limit import Limits
+from minnow.bench.limits import Limits
 from minnow.bench.verdict import Row
 from tests.bench.test_compare import script
 

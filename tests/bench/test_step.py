@@ -6,7 +6,7 @@ import pytest
 
 from minnow.arch import size
 from minnow.bench import record, step
-from minnow.bench.limit import Limits
+from minnow.bench.limits import Limits
 from minnow.cache.layout import layout_of
 from minnow.config import flags
 from minnow.config import model as model_config

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from minnow.bench import limit
-from minnow.bench.limit import Limits, measure_limits
+from minnow.bench import limits as bench_limits
+from minnow.bench.limits import Limits, measure_limits
 from minnow.kernels import native
 from minnow.kernels.limits import cpu
 
@@ -40,7 +40,7 @@ def test_a_working_set_is_measured_at_its_own_size_and_near_ones_with_it(monkeyp
         sizes.append(num_bytes)
         return 1.0
 
-    monkeypatch.setattr(limit, "_least_s", least_s)
+    monkeypatch.setattr(bench_limits, "_least_s", least_s)
     limits = Limits(num_threads=1, instruction_set="x", operations_s={"f32": 1.0})
     assert limits.bytes_s(121_200_000.5) == sizes[0] == 121_200_000 // 256 * 256
     assert limits.bytes_s(118e6) == limits.bytes_s(124e6) == sizes[0]
