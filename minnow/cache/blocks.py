@@ -1,7 +1,7 @@
 """allocate, share, free; reference counts (no torch)"""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from minnow.core.errors import CapacityError
 
@@ -17,12 +17,15 @@ class BlockPool:
     handed out before those with one. Every operation costs O(1) a block.
     """
 
-    def __init__(self, num_blocks: int, block_size: int = 128) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int = 128, *, on_eviction: Callable[[int, bytes], None] | None = None
+    ) -> None:
         """Make a pool whose blocks are all free.
 
         Args:
             num_blocks: rows of the pool, the null block among them.
             block_size: tokens in a block.
+            on_eviction: called with a block that is handed out again and the hash of what it holds until then.
 
         Raises:
             CapacityError: not even one block beside the null block.
@@ -33,6 +36,7 @@ class BlockPool:
         self.block_size = block_size
         self.num_evictions = 0
         self._num_users = [0] * num_blocks
+        self._on_eviction = on_eviction
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
         self._hash_by_block: dict[int, bytes] = {}
         self._block_by_hash: dict[bytes, int] = {}
@@ -67,8 +71,11 @@ class BlockPool:
         for _ in range(count):
             block_id, _ = self._free.popitem(last=False)
             self._num_users[block_id] = 1
-            if self._forget(block_id):
+            evicted = self._forget(block_id)
+            if evicted is not None:
                 self.num_evictions += 1
+                if self._on_eviction is not None:
+                    self._on_eviction(block_id, evicted)
             block_ids.append(block_id)
         return block_ids
 
@@ -131,9 +138,8 @@ class BlockPool:
         inverse = {block_hash: block_id for block_id, block_hash in self._hash_by_block.items()}
         assert inverse == self._block_by_hash, "hashes and blocks disagree"
 
-    def _forget(self, block_id: int) -> bool:
+    def _forget(self, block_id: int) -> bytes | None:
         block_hash = self._hash_by_block.pop(block_id, None)
-        if block_hash is None:
-            return False
-        del self._block_by_hash[block_hash]
-        return True
+        if block_hash is not None:
+            del self._block_by_hash[block_hash]
+        return block_hash

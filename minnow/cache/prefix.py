@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -44,8 +45,10 @@ class HashChain:
     def __init__(self, key: PrefixKey, block_size: int) -> None:
         self._media = key.media
         self._block_size = block_size
+        self._root = self._last = _root(key, block_size)
         self._hashes: list[bytes] = []
-        self._last = _root(key, block_size)
+        self._tokens = struct.Struct(f"<{block_size}I")
+        self._of_tokens = _head(b"t", self._tokens.size)
 
     def first(self, num_blocks: int, token_ids: Sequence[int]) -> list[bytes]:
         """Hashes of the first num_blocks blocks; token_ids holds at least their tokens and only ever grows."""
@@ -61,8 +64,18 @@ class HashChain:
         """The hashes that have been worked out so far."""
         return list(self._hashes)
 
+    def fork(self, num_blocks: int) -> "HashChain":
+        """A chain of a sequence that begins with the same num_blocks blocks, their media among it.
+
+        Those that have been worked out so far are not worked out again.
+        """
+        twin = copy(self)
+        twin._hashes = self._hashes[:num_blocks]
+        twin._last = twin._hashes[-1] if twin._hashes else self._root
+        return twin
+
     def _block_hash(self, start: int, tokens: Sequence[int]) -> bytes:
-        fields = [_field(b"p", self._last), _field(b"t", struct.pack(f"<{len(tokens)}I", *tokens))]
+        fields = [_OF_LAST, self._last, self._of_tokens, self._tokens.pack(*tokens)]
         for item in self._media:
             if item.offset < start + self._block_size and start < item.offset + item.num_tokens:
                 fields.append(_field(b"m", item.content_hash.encode()))
@@ -133,4 +146,11 @@ def _root(key: PrefixKey, block_size: int) -> bytes:
 
 
 def _field(tag: bytes, payload: bytes) -> bytes:
-    return tag + struct.pack("<Q", len(payload)) + payload
+    return _head(tag, len(payload)) + payload
+
+
+def _head(tag: bytes, num_bytes: int) -> bytes:
+    return tag + struct.pack("<Q", num_bytes)
+
+
+_OF_LAST = _head(b"p", sha256().digest_size)

@@ -4,9 +4,11 @@ import heapq
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 
 from minnow.cache.blocks import BlockPool
-from minnow.cache.prefix import PrefixCache
+from minnow.cache.prefix import HashChain, PrefixCache
+from minnow.cache.tiers import Source
 from minnow.config.scheduler import SchedulerConfig
 from minnow.core.errors import ConfigError, RequestError
 from minnow.core.request import Request
@@ -49,6 +51,7 @@ class Scheduler:
         enable_prefix_caching: bool,
         num_speculative_tokens: int = 0,
         step_costs: StepCosts | None = None,
+        source: Source | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make a scheduler without requests.
@@ -62,6 +65,7 @@ class Scheduler:
             enable_prefix_caching: reuse blocks of equal prefixes.
             num_speculative_tokens: drafts that the device makes for a sequence at most; 0 without a drafter.
             step_costs: with them, only drafts that pay are made and verified.
+            source: what has tokens of prompts beyond the pool.
             clock: seconds; tells how long requests wait.
 
         Raises:
@@ -79,6 +83,7 @@ class Scheduler:
         self._seed = seed
         self._num_speculative_tokens = num_speculative_tokens
         self._step_costs = step_costs
+        self._source = source
         self._pace, self._is_drafting = Pace(), True
         self._clock = clock
         self._waiting: list[Sequence] = []  # both lists in the order of ranks
@@ -103,8 +108,21 @@ class Scheduler:
         """No request is waiting, running or in flight."""
         return not self._by_id and not self._in_flight
 
-    def add(self, request: Request) -> None:
+    @property
+    def num_running(self) -> int:
+        """Sequences that have a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for one."""
+        return len(self._waiting)
+
+    def add(self, request: Request, chain: HashChain | None = None) -> None:
         """Queue a request.
+
+        Args:
+            chain: of its blocks, where somebody has begun to work it out; used by this sequence alone from now on.
 
         Raises:
             RequestError: its id is taken, it has no tokens, or it could never fit the context or the cache.
@@ -118,7 +136,7 @@ class Scheduler:
             max_context_tokens=min(self._max_model_len, self._cache_tokens + 1),
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._seed,
-            chain=None if self._prefix is None else self._prefix.chain(request),
+            chain=None if self._prefix is None else chain or self._prefix.chain(request),
             added_s=self._clock(),
         )
         self._num_added += 1
@@ -136,6 +154,10 @@ class Scheduler:
         output = self._output(ended, finish_reason="abort")
         self._finish(ended)
         return output
+
+    def num_cached_tokens(self, chain: HashChain, token_ids: Ordered[int]) -> int:
+        """Tokens at the start of a prompt that a sequence would find in the prefix cache now."""
+        return 0 if self._prefix is None else len(self._prefix.match(chain, token_ids)) * self._blocks.block_size
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; sequences that run keep their blocks."""
@@ -157,9 +179,13 @@ class Scheduler:
         if self._step_costs is not None:
             self._keep_worthwhile_drafts(self._step_costs)
             self._is_drafting = self._wants_drafts(self._step_costs)
-        for is_decoding in (True, False):
-            for candidate in list(self._running):
-                self._continue(candidate, planning, is_decoding=is_decoding)
+        decoding, others = list[Sequence](), list[Sequence]()
+        for running in self._running:
+            num_remaining = running.num_remaining_tokens
+            if num_remaining > 0:
+                (decoding if num_remaining == 1 else others).append(running)
+        for candidate in decoding + others:
+            self._continue(candidate, planning)
         if not planning.has_preempted:
             self._admit(planning)
         if not planning.step_by_row:
@@ -175,10 +201,10 @@ class Scheduler:
         self._in_flight[plan.step] = tuple(planned for planned, _ in planning.step_by_row.values())
         return plan
 
-    def _continue(self, running: Sequence, planning: Planning, *, is_decoding: bool) -> None:
+    def _continue(self, running: Sequence, planning: Planning) -> None:
+        if running.state is not State.RUNNING:
+            return  # it was preempted for one before it
         num_remaining = running.num_remaining_tokens
-        if running.state is not State.RUNNING or num_remaining < 1 or (num_remaining == 1) != is_decoding:
-            return
         if self._num_speculative_tokens and running.num_pending_tokens:
             return  # where its next step begins is known when the drafts of this one are settled
         num_tokens = self._num_chunk_tokens(num_remaining, planning.budget_of(running, running.num_computed_tokens))
@@ -200,6 +226,8 @@ class Scheduler:
 
     def _num_tokens_for_drafts(self) -> int:
         """Tokens of a step that drafts may take: everybody's own come first, and prompts keep half of the others."""
+        if not self._num_speculative_tokens:
+            return 0
         num_decoding = sum(running.num_remaining_tokens == 1 for running in self._running)
         left = max(self._config.max_num_batched_tokens - num_decoding, 0)
         has_prompts = num_decoding < len(self._running) or bool(self._waiting)
@@ -269,7 +297,8 @@ class Scheduler:
     def _start(self, waiting: Sequence, planning: Planning) -> bool:
         # The match and the taking of its blocks are one act: nothing is planned on a match that may grow stale.
         cached = self._match(waiting)
-        num_cached_tokens = len(cached) * self._blocks.block_size
+        num_matched_tokens = len(cached) * self._blocks.block_size
+        num_cached_tokens = num_matched_tokens + self._num_loadable_tokens(waiting, num_matched_tokens)
         budget_tokens = planning.budget_of(waiting, num_cached_tokens)
         num_tokens = self._num_chunk_tokens(len(waiting.token_ids) - num_cached_tokens, budget_tokens)
         is_whole = policy.needs_whole(waiting, is_reserving=self._config.scheduler_reserve_full_isl)
@@ -285,6 +314,10 @@ class Scheduler:
         ):
             return False
         self._blocks.share(cached)
+        if num_cached_tokens > num_matched_tokens:
+            assert self._source is not None
+            num_loaded_tokens = num_cached_tokens - num_matched_tokens
+            self._source.load(waiting.request, num_matched_tokens, num_loaded_tokens, self._prompt_hashes(waiting))
         waiting.block_ids = cached + self._blocks.allocate(num_new_blocks)
         waiting.num_computed_tokens = num_cached_tokens
         _, num_slots = self._num_drafts(waiting, num_tokens, planning.budget_drafts, waiting.block_ids)
@@ -292,6 +325,7 @@ class Scheduler:
         if num_blocks > len(waiting.block_ids):
             waiting.block_ids += self._blocks.allocate(num_blocks - len(waiting.block_ids))
         waiting.num_published_blocks = len(cached)
+        self._publish(waiting, num_cached_tokens)
         waiting.row = heapq.heappop(self._free_rows)
         waiting.state = State.RUNNING
         if waiting.num_cached_tokens is None:
@@ -311,6 +345,16 @@ class Scheduler:
         if self._prefix is None or waiting.chain is None or waiting.wants_prompt_logprobs:
             return []
         return self._prefix.match(waiting.chain, waiting.token_ids)
+
+    def _num_loadable_tokens(self, waiting: Sequence, num_matched_tokens: int) -> int:
+        if self._source is None or waiting.wants_prompt_logprobs:
+            return 0
+        return self._source.num_tokens_after(waiting.request, num_matched_tokens, self._prompt_hashes(waiting))
+
+    def _prompt_hashes(self, waiting: Sequence) -> list[bytes]:
+        if waiting.chain is None:
+            return []
+        return waiting.chain.first((len(waiting.token_ids) - 1) // self._blocks.block_size, waiting.token_ids)
 
     def _num_chunk_tokens(self, num_remaining_tokens: int, budget_tokens: int) -> int:
         return policy.num_chunk_tokens(
@@ -384,11 +428,9 @@ class Scheduler:
         return self._output(planned, taken, row.logprobs[:num_taken_tokens], finish_reason=reason)
 
     def _publish(self, planned: Sequence, num_computed_tokens: int) -> None:
-        if self._prefix is None or planned.chain is None:
-            return
-        num_full_blocks = min(num_computed_tokens, len(planned.token_ids)) // self._blocks.block_size
         start = planned.num_published_blocks
-        if num_full_blocks > start:
+        num_full_blocks = min(num_computed_tokens, len(planned.token_ids)) // self._blocks.block_size
+        if num_full_blocks > start and self._prefix is not None and planned.chain is not None:
             self._prefix.publish(planned.chain, planned.token_ids, planned.block_ids, start=start, stop=num_full_blocks)
             planned.num_published_blocks = num_full_blocks
 
@@ -420,6 +462,61 @@ class Scheduler:
             holder.row = None
         self._blocks.free(holder.block_ids)
         holder.block_ids = []
+
+    # -- many steps at once -------------------------------------------------------------------------------------
+
+    def num_repeatable_steps(self) -> int:
+        """How many of the next steps are alike: every running sequence computes and yields one token in its place.
+
+        Nobody starts or ends, and blocks are free, as long as no stop token comes. 0 where that is not sure, and with
+        drafts.
+        """
+        is_full = not self._waiting or not self._free_rows
+        if self._num_speculative_tokens or self._in_flight or not self._running or not is_full:
+            return 0
+        if len(self._running) > self._config.max_num_batched_tokens:
+            return 0
+        size, count = self._blocks.block_size, self._max_model_len
+        for running in self._running:
+            if running.num_remaining_tokens != 1 or not running.has_answered:
+                return 0
+            count = min(count, running.max_total_tokens - 1 - len(running.token_ids))
+        num_new_blocks = sum(
+            max(self._blocks.num_blocks_of(running.num_computed_tokens + count) - len(running.block_ids), 0)
+            for running in self._running
+        )
+        if num_new_blocks > self._blocks.num_free_blocks:
+            count = min(len(running.block_ids) * size - running.num_computed_tokens for running in self._running)
+        return count
+
+    def progress(self) -> list[tuple[str, int]]:
+        """Request and number of computed tokens of each running sequence, in the order of their ranks."""
+        return [(running.request.request_id, running.num_computed_tokens) for running in self._running]
+
+    def repeat(self, num_steps: int, token_ids: Ordered[int]) -> None:
+        """Settle steps that are alike in one go, as plan() and commit() would one by one; nothing was planned for them.
+
+        Args:
+            num_steps: at most `num_repeatable_steps`.
+            token_ids: what each running sequence yields in every one of them, in the order of `progress`.
+        """
+        size = self._blocks.block_size
+        events: list[tuple[int, bool, int]] = []  # step, is_full, place: blocks are taken, then filled and published
+        for place, (running, token_id) in enumerate(zip(self._running, token_ids, strict=True)):
+            start = running.num_computed_tokens
+            running.token_ids += [token_id] * num_steps
+            running.num_computed_tokens += num_steps
+            events += [(i, False, place) for i in range(len(running.block_ids) * size - start, num_steps, size)]
+            events += [(i, True, place) for i in range(-(start + 1) % size, num_steps, size)]
+        for i, is_full, place in sorted(events):
+            running = self._running[place]
+            if is_full:
+                self._publish(running, running.num_computed_tokens - num_steps + i + 1)
+            else:
+                running.block_ids += self._blocks.allocate(1)
+        self._step += num_steps
+        self._computed_tokens += num_steps * len(self._running)
+        self._generation_tokens += num_steps * len(self._running)
 
     # -- for operators and tests --------------------------------------------------------------------------------
 

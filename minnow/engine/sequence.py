@@ -28,6 +28,8 @@ class Sequence:
 
     Attributes:
         token_ids: prompt and output.
+        num_prompt_tokens: tokens of the prompt.
+        is_generating: whether it may yield tokens at all; False with max_tokens 0, which only computes the prompt.
         rank: order among sequences: waiting ones are admitted from the lowest, the highest running one is preempted.
         max_total_tokens: prompt and output end here at the latest.
         stop_token_ids: every id that ends it.
@@ -67,16 +69,13 @@ class Sequence:
     added_s: float = 0.0
     queued_s: float = 0.0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_prompt_tokens: int = field(init=False)  # asked for often, and never changes; so is_generating
+    is_generating: bool = field(init=False)
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.token_ids)
-
-    @property
-    def is_generating(self) -> bool:
-        """Whether it may yield tokens at all; False with max_tokens 0, which only computes the prompt."""
-        return self.max_total_tokens > self.num_prompt_tokens
+    def __post_init__(self) -> None:
+        """Work out what depends on the request alone."""
+        self.num_prompt_tokens = len(self.request.token_ids)
+        self.is_generating = self.max_total_tokens > self.num_prompt_tokens
 
     @property
     def is_repeatable(self) -> bool:
@@ -94,8 +93,9 @@ class Sequence:
 
         The last token that it may have is never an input, so nothing is computed for it.
         """
-        last = self.max_total_tokens - 1 if self.is_generating else self.max_total_tokens
-        return min(self.num_known_tokens, last) - self.num_computed_tokens
+        last = self.max_total_tokens - self.is_generating
+        known = len(self.token_ids) + self.num_pending_tokens
+        return (known if known < last else last) - self.num_computed_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -104,8 +104,10 @@ class Sequence:
 
     def num_prompt_logprobs(self, start: int, num_tokens: int) -> int:
         """Prompt tokens that a chunk [start, start + num_tokens) has to score: each token the one after it."""
+        if not self.wants_prompt_logprobs:
+            return 0
         last = self.num_prompt_tokens - 1
-        return max(min(start + num_tokens, last) - start, 0) if self.wants_prompt_logprobs else 0
+        return max(min(start + num_tokens, last) - start, 0)
 
     def keep(self, start: int, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Add the scores of a chunk that began at `start`; a chunk computed anew replaces what it gave before."""

@@ -154,3 +154,14 @@ def test_forgetting_a_chain_reaches_blocks_that_have_been_given_back() -> None:
     assert cache.match(cache.chain(asked), TOKENS) != []
     cache.forget(chain)
     assert cache.match(cache.chain(asked), TOKENS) == []
+
+
+def test_a_fork_goes_its_own_way_from_the_blocks_it_shares() -> None:
+    chain = HashChain(PLAIN, BLOCK_SIZE)
+    chain.first(4, TOKENS)
+    others = (*TOKENS[:8], *range(50, 62))
+    for num_shared in (0, 1, 2):
+        assert chain.fork(num_shared).first(5, others) == hashes(tokens=others)
+    assert chain.fork(9).known() == chain.known() == hashes()
+    fresh = HashChain(PLAIN, BLOCK_SIZE)
+    assert fresh.fork(2).first(4, TOKENS) == hashes()  # nothing had been worked out

@@ -98,7 +98,7 @@ def test_the_printed_next_step_is_enough() -> None:
         assert step.utilization is not None
         printed = f"{step.utilization:.3f}"
         assert hold(watermark=watermark, utilization=float(printed)).num_sequences == held.num_sequences + 1
-        size = report._next(held).removesuffix(" more").replace(" ", "")
+        size = report.next_more(held).removesuffix(" more").replace(" ", "")
         cache_bytes = held.memory.cache_bytes + parse_bytes(size)
         more = hold(watermark=watermark, utilization=1.0, kv_cache_memory_bytes=str(cache_bytes))
         assert more.num_sequences == held.num_sequences + 1

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from minnow.cli import plan
 from minnow.config import flags, load
 from minnow.config.load import Loaded
 from minnow.core.errors import ConfigError
-from minnow.plan import capacity, command, connector, hardware
+from minnow.plan import asked, capacity, command, connector, hardware
 from minnow.plan.command import Check
 from tests.plan import serving_recipe
 
@@ -32,14 +31,14 @@ def loaded(*words: str, environ: dict[str, str] | None = None, model: str = MODE
 
 def check(*words: str, environ: dict[str, str] | None = None, device: str = "mi355x") -> Check:
     found = loaded(*words, environ=environ)
-    return command.check(found, plan.settle(found, hardware.read(device), is_drafting=False))
+    return command.check(found, asked.settle(found, hardware.read(device), is_drafting=False))
 
 
 @pytest.mark.parametrize("name", serving_recipe.NAMES)
 def test_every_command_of_the_public_recipe_is_planned(name: str) -> None:
     stated = serving_recipe.read()[name]
     found = loaded(*stated.words, environ=stated.environ)
-    of = plan.settle(found, hardware.read(DEVICE[name]), is_drafting=False)
+    of = asked.settle(found, hardware.read(DEVICE[name]), is_drafting=False)
     checked = command.check(found, of)
     assert not checked.problems
     held = capacity.hold(of, capacity.EVERYTHING)
@@ -136,4 +135,4 @@ def test_host_memory_in_ordinary_pages() -> None:
 def test_another_block_size_is_refused_before_anything(block_size: str) -> None:
     with pytest.raises(ConfigError, match=rf"--block-size is {block_size}; the sparse attention .* needs 128"):
         check("-tp", "4", "--block-size", block_size)
-    assert plan.settle(loaded("-tp", "4"), hardware.read("b300")).config.cache.block_size == 128
+    assert asked.settle(loaded("-tp", "4"), hardware.read("b300")).config.cache.block_size == 128

@@ -206,6 +206,13 @@ def test_minnow_leaves_out_what_has_no_effect_and_says_what_is_not_launched_yet(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["hardware=b300", "devices=3"], "3 devices do not divide the 64 attention heads; take a divisor"),
+        (["hardware=b300", "devices=0"], "devices is '0'; a whole number from 1 on is needed: devices=4"),
+        (["hardware=b300", "devices=16"], "single_node_tp takes 16 devices, but a node of b300 has 8"),
+        (
+            ["hardware=gb300", "strategy=pd_cluster", "devices=4"],
+            "the roles of pd_cluster have their own; leave it out",
+        ),
         (["hardware=b300", "strategy=multi_node_tp", "nodes=3"], "makes 24 devices, which do not divide the 64 atten"),
         (["hardware=gb200", "strategy=multi_node_dep", "nodes=3"], "makes 12 devices, which do not divide the 128 exp"),
         ([], "a recipe needs its hardware: hardware=b300; known are b200, gb200, b300"),
@@ -240,3 +247,11 @@ def test_addresses_are_asked_for() -> None:
         recipe_rules.check_addresses(recipe.choose(["hardware=mi355x", "strategy=pd_cluster"]))
     with pytest.raises(ConfigError, match="multi_node_tp needs head_host=ADDRESS: an address"):
         recipe_rules.check_addresses(recipe.choose(["hardware=b300", "strategy=multi_node_tp", "nodes=2"]))
+
+
+def test_fewer_devices_than_the_recipe_has_are_inferred() -> None:
+    whole, fewer = build("hardware=b300", "devices=8"), build("hardware=b300", "devices=4")
+    assert (whole.status, fewer.status) == ("stated", "inferred")
+    assert value(process(fewer, "serve"), "--tensor-parallel-size") == "4"
+    spread = build("hardware=b300", "strategy=multi_node_dep", "nodes=2", "devices=4", "head_host=h")
+    assert value(process(spread, "serve"), "--data-parallel-size") == "8"
