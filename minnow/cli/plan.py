@@ -1,25 +1,21 @@
 """minnow plan: what a deployment holds, before anything is bought; published numbers beside computed ones"""
 
 import argparse
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
-from minnow.checkpoint import demo
 from minnow.config import flags, load
-from minnow.config import model as model_config
-from minnow.config.load import Loaded
-from minnow.config.model import ModelConfig
 from minnow.config.parallel import ParallelConfig
 from minnow.core.errors import CapacityError, ConfigError
 from minnow.core.units import parse_bytes
 from minnow.plan import (
+    anchors,
+    asked,
+    calibration,
     capacity,
     claims,
     command,
-    deployment,
     document,
     forecast,
     hardware,
@@ -27,11 +23,11 @@ from minnow.plan import (
     recipe,
     recipe_build,
     report,
+    speed,
+    speed_text,
     transfer,
 )
 from minnow.plan.capacity import Capacity
-from minnow.plan.deployment import Deployment
-from minnow.plan.hardware import Sheet
 
 HELP = "show what a model takes and holds on given hardware"
 
@@ -48,6 +44,8 @@ _VALUES = (
         "memory of a rank beside weights and cache (default: 9GB, fitted; on a CPU the engine's own)",
     ),
     ("--experts-format", "FORMAT", "convert routed experts when they are loaded"),
+    ("--acceptance-length", "X", "tokens that a sequence gets in a step that verifies drafts (default: 1)"),
+    ("--calibration", "NAME", "shares of the rates that are reached: gpu, cpu, bound (all), or a .toml file"),
     ("--host-memory", "BYTES", "host memory of a rank for cache, whole GiB: 560GiB; with --prefill of that engine"),
 )
 _SWITCHES = (
@@ -56,14 +54,19 @@ _SWITCHES = (
     ("--claims", "published numbers beside computed ones; 1 if one is off"),
     ("--assumptions", "what reproduces the published comparison"),
     ("--forecast", "M3.1-Flash on every device"),
+    ("--steps", "published times of steps beside the roofline's"),
     ("--sheets", "every hardware sheet, with statuses and sources"),
+    ("--page", "serve plans as a page, on --host and --port, until a signal comes"),
     ("--json", "print JSON"),
 )
+
+_PAGE_SETTINGS = ("model", "host", "port", "api_key")  # that the page takes; all others are chosen on it
 
 _TABLES: dict[str, tuple[Callable[[], Any], Callable[[Any], Iterator[str]]]] = {
     "claims": (claims.judge_all, report.claims),
     "assumptions": (published.examine, report.assumptions),
     "forecast": (forecast.all_rows, report.forecasts),
+    "steps": (anchors.compare_all, speed_text.steps),
     "sheets": (hardware.read_all, report.sheets),
 }
 
@@ -79,7 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one of the tables; 1 where a claim is off."""
+    """Print one of the tables, 1 where a claim is off; or serve the page."""
+    if args.page:
+        return _page(args)
     chosen = [word for word in _TABLES if getattr(args, word)]
     if len(chosen) > 1:
         raise ConfigError(f"--{chosen[0]} and --{chosen[1]} are both given; ask for one at a time")
@@ -94,18 +99,49 @@ def run(args: argparse.Namespace) -> int:
     return 1 if args.claims and not all(verdict.is_ok for verdict in rows) else 0
 
 
+def _page(args: argparse.Namespace) -> int:
+    """Serve the planner's page alone: without an engine, so no model is needed."""
+    from minnow.cli import serve
+    from minnow.plan import page
+    from minnow.server import app, computed, listen  # only now: a plan on the terminal needs no HTTP server
+
+    loaded = load.load(args, is_planning=True)
+    own = [flag for flag, *_ in (*_VALUES, *_SWITCHES, ("--recipe",)) if flag != "--page"]
+    given = [flag for flag in own if getattr(args, flag[2:].replace("-", "_"))]
+    given += [
+        origin.removeprefix("flag ")
+        for name, origin in loaded.origin_by_field.items()
+        if origin.startswith("flag ") and name not in _PAGE_SETTINGS
+    ]
+    if given:
+        raise ConfigError(f"--page and {given[0]} are both given; leave {given[0]} out and choose it on the page")
+    serve.check_key(loaded)
+    config = loaded.config
+    served = {config.model: config.model} if config.model else {}
+    for model in served:
+        asked.find(model)  # an unknown one is said now
+    listening = listen.bind(config.server.host, config.server.port)
+    door = app.build_alone(config.server, computed.routes(page.paths(served)))
+
+    def say() -> None:
+        print(f"minnow plans on {listen.address_of(listening)}", flush=True)
+
+    listen.serve_alone(door, listening, when_ready=say)
+    return 0
+
+
 def _plan(args: argparse.Namespace) -> int:
     if args.recipe:
         return _recipe(args)
     loaded, device = load.load(args, is_planning=True), hardware.read(args.hardware or hardware.HERE)
     if args.strategy and loaded.config.parallel != ParallelConfig():
         raise ConfigError(f"--strategy {args.strategy} and -tp, -dp or -ep are both given; leave one out")
-    found = capacity.measure(settle(loaded, device, args.strategy, **_asked(args)))
+    found = capacity.measure(asked.settle(loaded, device, args.strategy, **_asked(args)))
     checked = command.check(loaded, found.deployment)
     shown: dict[str, object] = {"plan": found, "command": checked}
-    lines, keeper = [*report.plan(found)], found
+    lines, keeper = [*report.plan(found), *_speed(args, found, shown)], found
     if args.prefill:
-        prefill = keeper = capacity.measure(settle(loaded, device, args.prefill, **_asked(args)))
+        prefill = keeper = capacity.measure(asked.settle(loaded, device, args.prefill, **_asked(args)))
         moved = transfer.between(prefill, found)
         shown |= {"prefill": prefill, "move": moved}
         lines = ["Decode", *lines, "", "Prefill", *report.plan(prefill), "", *report.move(moved)]
@@ -118,6 +154,21 @@ def _plan(args: argparse.Namespace) -> int:
         lines += ["", *report.host(kept, "prefill" if args.prefill else "")]
     _print(args, shown, [*lines, *report.command(checked)])
     return 1 if checked.problems else 0
+
+
+def _speed(args: argparse.Namespace, found: Capacity, shown: dict[str, object]) -> Iterator[str]:
+    """Steps of a plan, and what tokens cost; why not, where the device's rates are not known."""
+    of = found.deployment
+    length = asked.real(args.acceptance_length or "1", "--acceptance-length")
+    speed.check_acceptance(of, length)
+    calibrated = calibration.read(args.calibration or of.device.kind)
+    lacking = speed.needs_rates(of)
+    yield ""
+    if lacking:
+        yield f"No times: {lacking}"
+        return
+    shown["speed"] = timed = speed.measure(found, calibrated, length)
+    yield from speed_text.speed(timed)
 
 
 def _recipe(args: argparse.Namespace) -> int:
@@ -133,7 +184,7 @@ def _recipe(args: argparse.Namespace) -> int:
     num_problems = 0
     for process in (process for process in built.processes if not process.node):
         loaded = command.read(built, process, command.own_settings(args))
-        engine = settle(loaded, hardware.read(choice.hardware), is_drafting=False, **_asked(args))
+        engine = asked.settle(loaded, hardware.read(choice.hardware), is_drafting=False, **_asked(args))
         try:
             found[process.role] = capacity.measure(engine)
         except CapacityError as error:
@@ -153,83 +204,13 @@ def _recipe(args: argparse.Namespace) -> int:
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """What the command's own arguments say about a deployment."""
     return {
-        "context_tokens": _whole(args.context, "--context"),
-        "num_nodes": _whole(args.nodes, "--nodes"),
+        "context_tokens": asked.whole(args.context, "--context"),
+        "num_nodes": asked.whole(args.nodes, "--nodes"),
         "reserve": args.reserve,
         "experts_format": args.experts_format,
         "has_sequence_parallel": args.sequence_parallel_prefill,
         "has_hybrid_manager": args.hybrid_kv_cache_manager,
     }
-
-
-def settle(
-    loaded: Loaded,
-    device: Sheet,
-    strategy: str = "",
-    *,
-    context_tokens: int = 0,
-    num_nodes: int = 0,
-    reserve: str = "",
-    experts_format: str = "",
-    has_sequence_parallel: bool = False,
-    has_hybrid_manager: bool = False,
-    is_drafting: bool = True,
-) -> Deployment:
-    """A deployment from settings, vLLM's words among them, and what is asked for beside them.
-
-    Args:
-        strategy: in a word, instead of the settings'.
-        is_drafting: a published model drafts without being asked to.
-
-    Raises:
-        ConfigError: no model is named, or as `deployment.settle`.
-    """
-    config, foreign = loaded.config, loaded.foreign
-    if not config.model:
-        raise ConfigError("minnow plan needs a model: a directory, or a published name such as minimax-m3.1-flash")
-    name, model, directory, is_published = find(config.model)
-    if strategy:
-        config = dataclasses.replace(config, parallel=deployment.parallel_of(strategy))
-    if loaded.origin_by_field["gpu_memory_utilization"] == "default" and device.kind == "gpu":
-        cache = dataclasses.replace(config.cache, gpu_memory_utilization=deployment.UTILIZATION)
-        config = dataclasses.replace(config, cache=cache)
-    return deployment.settle(
-        name,
-        model,
-        directory,
-        config,
-        device,
-        context_tokens=context_tokens,
-        num_nodes=num_nodes or command.num_nodes(foreign),
-        reserve=reserve,
-        experts_format=experts_format or command.experts_format(foreign),
-        has_sequence_parallel=has_sequence_parallel or command.has_sequence_parallel(foreign),
-        has_hybrid_manager=has_hybrid_manager,
-        is_drafting=is_drafting and is_published,
-    )
-
-
-def _whole(text: str, flag: str) -> int:
-    """A whole number as settings have it (256K is 262144); 0 where nothing is given."""
-    if not text:
-        return 0
-    value = load.convert(dataclasses.replace(flags.settings()["max_model_len"], name=flag), text, flag)
-    assert isinstance(value, int)
-    return value
-
-
-def find(name: str) -> tuple[str, ModelConfig, Path, bool]:
-    """A model's name, configuration and directory, and whether only its published configuration is here."""
-    directory = Path(name).expanduser()
-    published_config = None if (directory / "config.json").is_file() else model_config.known(name)
-    if published_config is not None:
-        directory = model_config.known_directory(name)
-        return directory.name, published_config, directory, True
-    try:
-        directory = demo.resolve(name)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; published models are {', '.join(model_config.known_names())}") from None
-    return name, model_config.read(directory), directory, False
 
 
 def _print(args: argparse.Namespace, shown: object, lines: Iterable[str]) -> None:

@@ -30,9 +30,7 @@ def run(args: argparse.Namespace) -> int:
     config = loaded.config
     if not config.model:
         raise ConfigError("minnow serve needs a model: minnow serve MODEL")
-    key_origin = loaded.origin_by_field["api_key"]
-    if key_origin != "default" and not config.server.api_key.strip():
-        raise ConfigError(f"{key_origin}: the API key is empty; give one, or leave it out to let everyone in")
+    check_key(loaded)
     if env.read("PROMETHEUS_MULTIPROC_DIR"):
         raise ConfigError(
             "PROMETHEUS_MULTIPROC_DIR is set, for metrics of several processes; unset it, there is one here"
@@ -51,16 +49,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_key(loaded: Loaded) -> None:
+    """Refuse a key that would let everyone in.
+
+    Raises:
+        ConfigError: it is given and empty.
+    """
+    origin = loaded.origin_by_field["api_key"]
+    if origin != "default" and not loaded.config.server.api_key.strip():
+        raise ConfigError(f"{origin}: the API key is empty; give one, or leave it out to let everyone in")
+
+
 def _dry_run(loaded: Loaded) -> int:
     """Print the plan of a command on this machine, and all that keeps it from being launched here."""
-    from minnow.cli import plan  # only now: serving needs no planner
-    from minnow.plan import capacity, command, hardware, report, transfer
+    from minnow.plan import asked, capacity, command, hardware, report, transfer  # only now: serving needs no planner
 
-    name, model, _, is_published = plan.find(loaded.config.model)
+    name, model, _, is_published = asked.find(loaded.config.model)
     parallel = loaded.config.parallel
     num_ranks = parallel.tensor_parallel_size * parallel.data_parallel_size
     here = dataclasses.replace(hardware.read(hardware.HERE), devices_per_node=num_ranks)  # all of them may share it
-    engine = plan.settle(loaded, here, is_drafting=False)
+    engine = asked.settle(loaded, here, is_drafting=False)
     checked = command.check(loaded, engine)
     refusals = [f"{flag}: {reason}" for flag, reason in checked.not_yet.items()]
     refusals += problems(load.resolve_auto(loaded.config, model), model)
@@ -87,7 +95,8 @@ def _serve(config: EngineConfig) -> None:
     from minnow.checkpoint import demo
     from minnow.engine.client import EngineClient
     from minnow.engine.host import EngineProcess
-    from minnow.server import app, listen
+    from minnow.plan import page
+    from minnow.server import app, computed, listen
     from minnow.text.template import ChatTemplate
     from minnow.text.tokenizer import Tokenizer
 
@@ -111,6 +120,7 @@ def _serve(config: EngineConfig) -> None:
             model_name=config.model,
             config=config.server,
             sampling_defaults=defaults,
+            routes=computed.routes(page.paths({config.server.served_model_name or config.model: config.model})),
         )
 
         def say() -> None:

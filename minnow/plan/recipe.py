@@ -16,6 +16,7 @@ KEYS = {  # what may be chosen; the first six are the words of the public page
     "features": "what is turned on, by commas: tool_calling,reasoning,spec_decoding",
     "preset": "a named choice; baseline is none",
     "nodes": "machines of a multi-node strategy",
+    "devices": "of one engine on each node, where it takes fewer than the recipe: 4",
     "host_memory": "of a rank for cache, whole GiB: 180GiB",
     "prefill_host": "the prefill node's own address, which the decode node reaches",
     "decode_host": "the decode node's own address, which the prefill node reaches",
@@ -51,6 +52,8 @@ class Choice:
         """Whether the public serving recipe states every word of it."""
         default = recipe_table.read().platforms[self.platform].variants[0]
         if self.preset != DEFAULT_PRESET or self.variant != default:
+            return False
+        if self.devices != _devices({}, self.hardware, self.strategy, recipe_table.Preset()):
             return False
         return any(
             self.hardware in row["hardware"]
@@ -102,7 +105,7 @@ def choose(words: Iterable[str]) -> Choice:
         strategy=strategy,
         features=_features(given, device, strategy, platform),
         preset=preset_name,
-        devices=_devices(device, strategy, preset),
+        devices=_devices(given, device, strategy, preset),
         nodes=nodes,
         host_memory_bytes=parse_bytes(given.get("host_memory", preset.host_memory) or "0"),
         hosts=_hosts(given, strategy),
@@ -180,13 +183,17 @@ def _hosts(given: Mapping[str, str], strategy: str) -> Mapping[str, str]:
     return found
 
 
-def _devices(device: str, strategy: str, preset: recipe_table.Preset) -> int:
-    table = recipe_table.read()
+def _devices(given: Mapping[str, str], device: str, strategy: str, preset: recipe_table.Preset) -> int:
+    table, text = recipe_table.read(), given.get("devices", "")
     if len(table.strategies[strategy].roles) > 1:
+        if text:
+            raise ConfigError(f"devices is {text}, but the roles of {strategy} have their own; leave it out")
         return 0
+    if text and not (text.isdecimal() and int(text)):
+        raise ConfigError(f"devices is {text!r}; a whole number from 1 on is needed: devices=4")
     whole = hardware.read(device).devices_per_node
     is_spread = table.strategies[strategy].has_many_nodes
-    return preset.devices or (0 if is_spread else table.devices_by_hardware[device]) or whole
+    return int(text or 0) or preset.devices or (0 if is_spread else table.devices_by_hardware[device]) or whole
 
 
 def _list(names: Iterable[str]) -> str:

@@ -74,9 +74,8 @@ def devices_of(choice: Choice, role: str) -> tuple[str, int]:
     shared |= {"experts": model.num_local_experts} if parallel != "tp" else {}
     for what, count in shared.items():
         if count % devices:
-            raise ConfigError(
-                f"nodes={choice.nodes} makes {devices} devices, which do not divide the {count} {what}; take a divisor"
-            )
+            words = f"nodes={choice.nodes} makes {devices} devices, which" if choice.nodes > 1 else f"{devices} devices"
+            raise ConfigError(f"{words} do not divide the {count} {what}; take a divisor")
     return parallel, devices
 
 

@@ -33,7 +33,7 @@ def plan(capacity: Capacity) -> Iterator[str]:
     nodes = f" on {of.num_nodes} nodes" if of.num_nodes > 1 else ""
     yield f"{of.name} on {of.num_ranks}x {of.device.title}{nodes}, {of.strategy}"
     for title, lines in (
-        ("Assumptions", _assumptions(capacity)),
+        ("Assumptions", table(("", "value", "status", "note"), assumed(capacity))),
         ("Memory of the fullest rank", _memory(capacity)),
         ("Cache of a token on a rank", _cache(capacity)),
         (f"Sequences of {of.context_tokens:,} tokens", _sequences(capacity)),
@@ -43,7 +43,8 @@ def plan(capacity: Capacity) -> Iterator[str]:
         yield from lines
 
 
-def _assumptions(capacity: Capacity) -> Iterator[str]:
+def assumed(capacity: Capacity) -> list[tuple[str, str, str, str]]:
+    """What a plan takes for granted: name, value, status, note."""
     of = capacity.deployment
     config, memory = of.config, of.device.figures["memory"]
     usual = config.cache.gpu_memory_utilization == UTILIZATION and of.device.kind == "gpu"
@@ -71,7 +72,7 @@ def _assumptions(capacity: Capacity) -> Iterator[str]:
         rows.append(("hybrid cache manager", manager, "setting", words))
     if of.experts_format:
         rows.append(("routed experts", of.experts_format, "setting", "converted when they are loaded"))
-    return table(("", "value", "status", "note"), rows)
+    return rows
 
 
 def _formats(capacity: Capacity) -> str:
@@ -134,9 +135,9 @@ def _sequences(capacity: Capacity) -> Iterator[str]:
         (f"sequences of {replicas} replica{'s' * (replicas > 1)}", *(str(h.num_sequences_engine) for h in shown)),
         ("binds", *(h.binds for h in shown)),
         ("left over", *(f"{h.slack:.2f} of a sequence" for h in shown)),
-        ("one more a rank", *(_next(h) for h in shown)),
-        ("  or utilization", *(_utilization(h) for h in shown)),
-        ("  or sequences of", *(_shorter(h) for h in shown)),
+        ("one more a rank", *(next_more(h) for h in shown)),
+        ("  or utilization", *(next_utilization(h) for h in shown)),
+        ("  or sequences of", *(next_shorter(h) for h in shown)),
     ]
     yield from table(("", *(h.accounting.name for h in shown)), rows)
     chunk_tokens = of.config.scheduler.max_num_batched_tokens
@@ -147,7 +148,8 @@ def _sequences(capacity: Capacity) -> Iterator[str]:
     yield f"  One that is preempted is computed again in {num_steps:,} steps of {chunk_tokens:,} tokens."
 
 
-def _next(holding: Holding) -> str:
+def next_more(holding: Holding) -> str:
+    """What one more sequence a rank takes."""
     step = holding.next_step
     if step.max_num_seqs:
         return f"max_num_seqs {step.max_num_seqs}; the cache holds {holding.num_cached:,}"
@@ -155,12 +157,14 @@ def _next(holding: Holding) -> str:
     return f"{show_decimal(-(-step.more_bytes // unit_bytes) * unit_bytes)} more"
 
 
-def _utilization(holding: Holding) -> str:
+def next_utilization(holding: Holding) -> str:
+    """The utilization that would do instead; "-" where none does."""
     step = holding.next_step
     return "-" if step.utilization is None or step.max_num_seqs else f"{step.utilization:.3f}"
 
 
-def _shorter(holding: Holding) -> str:
+def next_shorter(holding: Holding) -> str:
+    """Shorter sequences that would do instead."""
     return "-" if holding.next_step.max_num_seqs else f"{holding.next_step.context_tokens:,} tokens"
 
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute
+from starlette.routing import BaseRoute, Route
 
 from minnow.config.server import ServerConfig
 from minnow.core import folder, units
@@ -18,7 +18,9 @@ from minnow.engine.client import EngineClient
 from minnow.server.door import Door
 from minnow.server.limits import KeyGuard, SameSite, Threads
 from minnow.server.metrics import Metrics
-from minnow.server.stream import ClientGone, error_response
+from minnow.server.routes import page
+from minnow.server.schema.models import ModelList
+from minnow.server.stream import ClientGone, error_response, json_response
 from minnow.server.watch import CountErrors
 from minnow.text.template import ChatTemplate
 from minnow.text.tokenizer import Tokenizer
@@ -71,10 +73,32 @@ def build(
     )
 
     found = [route for module in folder.members(_ROUTES).values() for route in module.routes(door)]
-    guard = Middleware(KeyGuard, config.api_key) if config.api_key else Middleware(SameSite)
+    return _assemble([*found, *routes], [Middleware(CountErrors, metrics), _guard(config)])
+
+
+def build_alone(config: ServerConfig, routes: Sequence[BaseRoute]) -> Starlette:
+    """The page and some routes, without an engine: no model is served.
+
+    Args:
+        config: its key guards the routes.
+        routes: what the page asks, such as the planner's.
+    """
+
+    async def no_models(request: Request) -> Response:
+        return json_response(ModelList(data=[]))
+
+    models = Route("/v1/models", no_models, methods=["GET"])
+    return _assemble([*page.routes(), models, *routes], [_guard(config)])
+
+
+def _guard(config: ServerConfig) -> Middleware:
+    return Middleware(KeyGuard, config.api_key) if config.api_key else Middleware(SameSite)
+
+
+def _assemble(routes: Sequence[BaseRoute], middleware: Sequence[Middleware]) -> Starlette:
     app = Starlette(
-        routes=[*found, *routes],
-        middleware=[Middleware(CountErrors, metrics), guard],
+        routes=routes,
+        middleware=middleware,
         exception_handlers={
             RequestError: _refused,
             ClientGone: _gone,

@@ -16,7 +16,9 @@ from minnow.server.stream import error_response
 T = TypeVar("T")
 
 # Files of the page, which hold nothing of the model's or of anybody's; the page asks for the key itself.
-PAGE_PATHS = ("/", "/app.js", "/server.js", "/style.css", "/icon.svg")
+PAGE_PATHS = (
+    "/", "/app.js", "/planner.js", "/figures.js", "/chart.js", "/server.js", "/style.css", "/planner.css", "/icon.svg",
+)  # fmt: skip
 _OPEN_PATHS = {path.encode() for path in ("/health", *PAGE_PATHS)}
 
 BODY_TIMEOUT_S = 60

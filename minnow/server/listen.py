@@ -5,8 +5,9 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -74,20 +75,69 @@ def serve(
         ConfigError: the address was taken in the meantime.
         MinnowError: the engine could not be made, or failed.
     """
+    _listen(listening)
+    server = Server(app, client, drain_s=drain_s)
+    _run_until_signal(server.run(listening, when_ready), listening, server.on_signal)
+
+
+def serve_alone(app: ASGIApp, listening: socket.socket, *, when_ready: Callable[[], None]) -> None:
+    """Serve an application without an engine until SIGINT or SIGTERM.
+
+    Args:
+        listening: from `bind`; closed at the end.
+        when_ready: called once, when requests are answered.
+
+    Raises:
+        ConfigError: the address was taken in the meantime.
+    """
+    _listen(listening)
+    server = _new_uvicorn(app)
+
+    def stop(sig: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
+    async def run() -> None:
+        when_ready()  # whoever connects from here on is heard
+        await server.serve(sockets=[listening])
+
+    server.handle_exit = stop  # type: ignore[method-assign]  # uvicorn's own raises the signal again
+    _run_until_signal(run(), listening, stop)
+
+
+def _listen(listening: socket.socket) -> None:
     try:
         listening.listen(_BACKLOG)  # fails where another process took the address since `bind`
     except OSError as error:
         host, port = listening.getsockname()[:2]
         raise _taken(host, port, error) from None
-    server = Server(app, client, drain_s=drain_s)
+
+
+def _run_until_signal(
+    running: Coroutine[Any, Any, None], listening: socket.socket, on_signal: Callable[[int, FrameType | None], None]
+) -> None:
     # For signals before uvicorn looks at them.
-    before = {number: signal.signal(number, server.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        asyncio.run(server.run(listening, when_ready))
+        asyncio.run(running)
     finally:
         for number, action in before.items():
             signal.signal(number, action)
         listening.close()
+
+
+def _new_uvicorn(app: ASGIApp) -> uvicorn.Server:
+    _log_as_we_do()
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_CUT_S,
+            server_header=False,
+            backlog=_BACKLOG,
+        )
+    )
 
 
 class Server:
@@ -101,19 +151,8 @@ class Server:
         self._client = client
         self._drain_s = drain_s
         self._num_signals = 0
-        self._uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=_CUT_S,
-                server_header=False,
-                backlog=_BACKLOG,
-            )
-        )
+        self._uvicorn = _new_uvicorn(app)
         self._uvicorn.handle_exit = self.on_signal  # type: ignore[method-assign]  # uvicorn's own would not drain
-        _log_as_we_do()
 
     def stop(self) -> None:
         """Drain and leave; from any thread. The second call cuts everything."""

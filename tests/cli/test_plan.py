@@ -1,19 +1,23 @@
 """what a user is told before anything is bought"""
 
+import contextlib
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from minnow.cli.main import main
-from minnow.cli.plan import find
 from minnow.core.errors import ConfigError
 from minnow.plan import claims, recipe_table
+from minnow.plan.asked import find
+from minnow.server import listen
 from tests.tiny import write_tiny
 
 FLASH = ("plan", "MiniMaxAI/MiniMax-M3.1-Flash", "--hardware", "b300", "--strategy", "dep4")
@@ -190,6 +194,14 @@ def test_assumptions_forecast_and_sheets(capsys: pytest.CaptureFixture[str]) -> 
         (["--recipe", "hardware=h100", "features=spec_decoding"], "DSpark is not served on Hopper"),
         (["m3", "--claims"], "--claims is about published models and takes none; leave m3 out"),
         (["--claims", "--forecast"], "--claims and --forecast are both given; ask for one at a time"),
+        (
+            ["--page", "--strategy", "tp4"],
+            "--page and --strategy are both given; leave --strategy out and choose it on",
+        ),
+        (["--page", "-tp", "4"], "--page and --tensor-parallel-size are both given; leave --tensor-parallel-size out"),
+        (["--page", "nothing"], "the model directory nothing does not exist"),
+        (["--page", "--claims"], "--page and --claims are both given; leave --claims out and choose it on the page"),
+        (["--page", "--api-key", ""], "flag --api-key: the API key is empty; give one, or leave it out"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
@@ -232,3 +244,30 @@ def test_what_does_not_fit_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 def test_no_torch_is_loaded(words: tuple[str, ...]) -> None:
     code = "import sys; from minnow.cli.main import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True, timeout=120)
+
+
+def test_the_page_alone_is_served_until_a_signal_and_loads_no_torch() -> None:
+    code = "import sys; from minnow.cli.main import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
+    words = [sys.executable, "-c", code, "plan", "--page", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            found = re.fullmatch(r"minnow plans on (http://127\.0\.0\.1:\d+)\n", line)
+            assert found is not None, line
+            assert httpx.get(found[1] + "/").text.startswith("<!doctype html>")
+            plan = httpx.get(found[1] + "/plan", params={"hardware": "gb300"}, timeout=60).json()
+            assert plan["title"] == "m3.1-flash on 4 x NVIDIA GB300, DEP4"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0
+            assert process.stdout.read() == ""
+        finally:
+            process.kill()
+
+
+def test_a_busy_port_of_the_page_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.closing(listen.bind("127.0.0.1", 0)) as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["plan", "--page", "--port", str(port)]) == 2
+        assert f"port {port} on 127.0.0.1 cannot be taken" in capsys.readouterr().err

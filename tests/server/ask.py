@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import httpx
 from starlette.applications import Starlette
+from starlette.routing import BaseRoute
 
 from minnow.config.server import ServerConfig
 from minnow.engine.client import EngineClient
@@ -43,12 +44,15 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def running(engine: ScriptedEngine, tokenizer: Tokenizer = BYTES, **config: Any) -> AsyncIterator[Starlette]:
+async def running(
+    engine: ScriptedEngine, tokenizer: Tokenizer = BYTES, routes: Sequence[BaseRoute] = (), **config: Any
+) -> AsyncIterator[Starlette]:
     """The application, started."""
     client = EngineClient(EngineThread(engine))
     door = app.build(
-        client, tokenizer=tokenizer, template=chat_template(), model_name=MODEL_NAME, config=ServerConfig(**config)
-    )
+        client, tokenizer=tokenizer, template=chat_template(), model_name=MODEL_NAME, config=ServerConfig(**config),
+        routes=routes,
+    )  # fmt: skip
     await client.start()
     await client.ready()
     try:

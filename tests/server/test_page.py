@@ -14,8 +14,12 @@ WEB = Path(page.__file__).parents[1] / "web"
 TYPES = {
     "/": "text/html; charset=utf-8",
     "/app.js": "text/javascript; charset=utf-8",
+    "/planner.js": "text/javascript; charset=utf-8",
+    "/figures.js": "text/javascript; charset=utf-8",
+    "/chart.js": "text/javascript; charset=utf-8",
     "/server.js": "text/javascript; charset=utf-8",
     "/style.css": "text/css; charset=utf-8",
+    "/planner.css": "text/css; charset=utf-8",
     "/icon.svg": "image/svg+xml",
 }
 

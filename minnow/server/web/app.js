@@ -1,6 +1,6 @@
 // the page: a conversation, and the settings of its answers
 import {
-  Failure, ask, byId, counted, duration, eventsOf, grouped, keep, learnModel, model, rate, recall, watch,
+  Failure, ask, byId, copy, counted, duration, element, eventsOf, grouped, keep, learnModel, model, rate, recall, watch,
 } from './server.js';
 
 const scroller = byId('scroller');
@@ -192,13 +192,6 @@ function unescaped(text) {
 
 // ---------------------------------------------------------------- text on the page
 
-function element(tag, text, className = '') {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  made.className = className;
-  return made;
-}
-
 // Shows a text that grows as paragraphs and code. Its last two blocks may still change; all before them are settled,
 // and are not looked at again.
 function render(container, text) {
@@ -286,20 +279,6 @@ function inline(text) {
     if (i % 2 === 0) return part;
     return part[0] === '`' ? element('code', part.slice(1, -1)) : element('strong', part.slice(2, -2));
   });
-}
-
-async function copy(text, button) {
-  if (navigator.clipboard) {
-    await navigator.clipboard.writeText(text);
-  } else { // browsers have no clipboard on plain http, but for this machine's own
-    const area = element('textarea', text);
-    button.after(area);
-    area.select();
-    document.execCommand('copy');
-    area.remove();
-  }
-  button.textContent = 'Copied';
-  setTimeout(() => (button.textContent = 'Copy'), 1500);
 }
 
 // ---------------------------------------------------------------- settings, and what outlasts a visit

@@ -2,6 +2,7 @@
 
 export let model = null; // what the server calls it; null until it has said so
 let key = recall('sessionStorage', 'minnow.key');
+let isAlone = false; // no model is served
 let keyAsked = null; // a promise while the dialog is open
 let counter = null; // tokens generated so far, and when that was read
 let rounds = { drafts: 0, kept: 0 }; // of verification so far, and drafts that they kept
@@ -90,7 +91,7 @@ function toBytes(text) {
 
 // Once a second while somebody looks; less often while it fails.
 export async function watch() {
-  for (let waitMs = 0; ; await new Promise((resolve) => setTimeout(resolve, waitMs))) {
+  for (let waitMs = 0; !isAlone; await new Promise((resolve) => setTimeout(resolve, waitMs))) {
     while (document.hidden) {
       counter = null;
       await new Promise((resolve) => document.addEventListener('visibilitychange', resolve, { once: true }));
@@ -105,6 +106,7 @@ async function introduce(isQuiet) {
   if (model) return true;
   try {
     const { data } = await (await ask('/v1/models', { isQuiet })).json();
+    if (!data.length) return beAlone();
     const version = await ask('/version', { isQuiet }).then((response) => response.json(), () => ({}));
     model = data[0].id;
     byId('model').textContent = model;
@@ -116,6 +118,15 @@ async function introduce(isQuiet) {
     notice(error.message);
   }
   return model !== null;
+}
+
+// Without a model there is nobody to talk to, only the planner.
+function beAlone() {
+  isAlone = true;
+  byId('to-chat').hidden = true;
+  if (!location.hash.startsWith('#plan')) location.replace('#plan');
+  notice('');
+  return false;
 }
 
 // What is served now, where it is not what the page believes. Whether the server has said so.
@@ -173,7 +184,7 @@ function notice(text) {
   byId('notice').hidden = !text;
 }
 
-// ---------------------------------------------------------------- what both files need
+// ---------------------------------------------------------------- what all files need
 
 export const byId = (id) => document.getElementById(id);
 const percent = (share) => (share * 100).toFixed(share === 0 || share >= 0.1 ? 0 : share >= 0.001 ? 1 : 2);
@@ -197,4 +208,25 @@ export function keep(storage, name, text) {
   try {
     window[storage].setItem(name, text);
   } catch {} // as above
+}
+
+export function element(tag, text, className = '') {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  made.className = className;
+  return made;
+}
+
+export async function copy(text, button) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+  } else { // browsers have no clipboard on plain http, but for this machine's own
+    const area = element('textarea', text);
+    button.after(area);
+    area.select();
+    document.execCommand('copy');
+    area.remove();
+  }
+  button.textContent = 'Copied';
+  setTimeout(() => (button.textContent = 'Copy'), 1500);
 }
