@@ -143,6 +143,8 @@ def attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Mod
         index = config.sparse.index_dim
         yield _of_text(f"{prefix}.index_q_proj", "attention", config.sparse.num_index_heads * index, width)
         yield _of_text(f"{prefix}.index_k_proj", "attention", index, width)
+    if config.use_qk_hadamard:
+        yield _of_text(f"{prefix}.k_shift", "norm", kv_rows)
     if config.use_qk_norm:
         yield _of_text(f"{prefix}.q_norm", "norm", head)
         yield _of_text(f"{prefix}.k_norm", "norm", head)

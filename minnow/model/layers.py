@@ -41,18 +41,45 @@ class Norm(nn.Module):
 
 
 class HeadNormRope(nn.Module):
-    """Per-head norm (left out without a name) and rotary position of queries or keys."""
+    """Per-head norm (left out without a name) and rotary position of queries or keys.
 
-    def __init__(self, kernels: Kernels, name: str | None, inv_freq: Tensor, eps: float, offset: float) -> None:
+    Args:
+        is_mixed: a Hadamard matrix follows; `shift` names what is taken off before it.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        name: str | None,
+        inv_freq: Tensor,
+        eps: float,
+        offset: float,
+        *,
+        is_mixed: bool = False,
+        shift: str | None = None,
+    ) -> None:
         super().__init__()
-        self.kernels, self.inv_freq, self.eps, self.offset = kernels, inv_freq, eps, offset
-        self.weight_names = () if name is None else (name,)
+        self.kernels, self.inv_freq, self.eps, self.offset, self.is_mixed = kernels, inv_freq, eps, offset, is_mixed
+        self._has_norm, self._has_shift = name is not None, shift is not None
+        self.weight_names = tuple(one for one in (name, shift) if one is not None)
         self.weights: tuple[Weight, ...] = ()
+
+    @property
+    def norm(self) -> Weight | None:
+        """[H], or None."""
+        return self.weights[0] if self._has_norm else None
+
+    @property
+    def shift(self) -> Weight | None:
+        """[N H] in one row, or None."""
+        return self.weights[-1] if self._has_shift else None
 
     def forward(self, x_TNH: Tensor, positions_T: Tensor) -> Tensor:
         """[T N H] -> [T N H]."""
-        weight = self.weights[0] if self.weights else None
-        y: Tensor = self.kernels.qk_norm_rope(x_TNH, weight, positions_T, self.inv_freq, self.eps, self.offset)
+        shift = None if self.shift is None else self.shift.view(x_TNH.shape[1:])  # type: ignore[union-attr]
+        y: Tensor = self.kernels.qk_norm_rope(
+            x_TNH, self.norm, positions_T, self.inv_freq, self.eps, self.offset, shift, self.is_mixed
+        )
         return y
 
 

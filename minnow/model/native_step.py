@@ -188,7 +188,9 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
     return LayerParts(
         attention_norm=layer.attention_norm.weights[0],  # type: ignore[arg-type]
         projections=tuple(map(hold, attention.project_in.weights)),
-        head_norms=tuple(turn.weights[0] if turn and turn.weights else None for turn in turns),  # type: ignore[misc]
+        head_norms=tuple(turn.norm if turn else None for turn in turns),  # type: ignore[misc]
+        is_mixed=attention.turn_k.is_mixed,
+        key_shift=None if attention.turn_k.shift is None else attention.turn_k.shift.float(),  # type: ignore[union-attr]
         head_dims=head_dims,
         project_out=hold(attention.project_out.weights[0]),
         feed_forward_norm=layer.feed_forward_norm.weights[0],  # type: ignore[arg-type]

@@ -1,15 +1,15 @@
-"""make NVFP4 a model's native cache: retrain its query and key projections against its exact-cache self"""
+"""make NVFP4 a model's native cache: mix keys, retrain the projections against its exact-cache self"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from minnow.tune import gauge, stage
+from minnow.tune import stage
 from minnow.tune.attend import Attend, attend_densely, attend_rounded
 from minnow.tune.run import Metrics, Plan, Position, Run, Watch
 from minnow.tune.stage import Material, Options
@@ -17,7 +17,7 @@ from minnow.tune.target import Target
 
 _HELD_OUT_WINDOWS = 4
 _VALIDATE_EVERY = 4
-_PROBES = 7  # windows spread over the text; the middle one is looked at
+_PROBES = 6  # windows of text that the mean of keys is taken over
 
 
 def trained_names(target: Target) -> list[str]:
@@ -42,16 +42,22 @@ class Settings:
     num_tokens: int = 2048
     num_positions: int = 192
     hidden_weight: float = 2.0
-    rate: float = 6e-4
+    rate: float = 1.5e-4
     held_out_tokens: int = 2048
 
 
 class CacheWork:
-    """Student: the model with the new projections and a rounded cache. Teacher: itself as it came; see run.Work."""
+    """Student: the model with the new projections and a rounded cache. Teacher: itself as it came; see run.Work.
 
-    def __init__(self, material: Material, parameters: dict[str, Tensor], settings: Settings) -> None:
-        self.material, self.parameters, self.settings = material, parameters, settings
-        self.teacher, self.student = material.target, material.target.replaced(parameters)
+    Attributes:
+        shifts: of keys, by our names; frozen. None where heads cannot be mixed.
+    """
+
+    def __init__(
+        self, material: Material, parameters: dict[str, Tensor], settings: Settings, shifts: dict[str, Tensor]
+    ) -> None:
+        self.material, self.parameters, self.settings, self.shifts = material, parameters, settings, shifts
+        self.teacher, self.student = material.target, mixed(material.target, shifts).replaced(parameters)
         self._held_out = material.held_out.spaced(_HELD_OUT_WINDOWS, settings.held_out_tokens)
         self._wanted = [self._states(self.teacher, ids, attend_densely) for ids in self._held_out]
 
@@ -97,9 +103,12 @@ class CacheWork:
         return target.hidden(target.forward(ids[None], attend=attend).last[0, :-1:_VALIDATE_EVERY])
 
     def export(self, position: Position) -> None:
-        """Projections as BF16; see stage.export."""
-        config = {"quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"}}
-        stage.export(self.material, "cache", self.parameters, position, asdict(self.settings), config)
+        """Projections as BF16, shifts; see stage.export."""
+        config: dict[str, object] = {"quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"}}
+        if self.shifts:
+            config["text_config"] = {"use_qk_hadamard": True}
+        weights = self.parameters | self.shifts
+        stage.export(self.material, "cache", weights, position, asdict(self.settings), config)
 
 
 def train(options: Options, watch: Watch, settings: Settings | None = None) -> Position:
@@ -107,12 +116,42 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     settings = settings or Settings()
     material = stage.prepare(options)
     exact = material.exact()
-    probes = material.trained.spaced(_PROBES, settings.num_tokens)
-    begun = gauge.gauged(exact, probes[len(probes) // 2])
-    parameters = {name: begun[name].clone().requires_grad_() for name in trained_names(exact)}
-    plan = Plan(steps=options.steps or 2000, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
+    parameters = {name: exact.weights[name].clone().requires_grad_() for name in trained_names(exact)}
+    shifts = mean_keys(exact, material.trained.spaced(_PROBES, settings.num_tokens))
+    plan = Plan(steps=options.steps or 500, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}
     )
-    work = CacheWork(material, parameters, settings)
+    work = CacheWork(material, parameters, settings, shifts)
     return started.go(work, options.hours, watch)
+
+
+def mixed(target: Target, shifts: dict[str, Tensor]) -> Target:
+    """The same model, its queries and keys mixed by a Hadamard matrix once shifts are taken off the keys.
+
+    What attention comes to stays the same: products of queries and keys do, but for one number a query that all keys
+    share. But sixteen dims share a scale in NVFP4, and now none of them stands out
+    (docs/experiments/2026-11-30-what-training-needs.md has what that is worth).
+    """
+    return Target(replace(target.config, use_qk_hadamard=bool(shifts)), {**target.weights, **shifts}, target.dtype)
+
+
+@torch.no_grad()
+def mean_keys(target: Target, windows: Tensor) -> dict[str, Tensor]:
+    """Mean of each head's rotated keys over windows i64 [count T]: f32 [G H] by our names; none where heads cannot mix.
+
+    Dims that turn slowly keep their mean wherever a token stands, so without it they need fewer bits.
+    """
+    width = target.config.head_dim
+    if width & (width - 1) or target.config.use_qk_hadamard:
+        return {}
+    sums: dict[str, Tensor] = {}
+
+    def look(layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        name = f"model.layers.{layer}.self_attn.k_shift"
+        sums[name] = sums.get(name, torch.zeros(())) + k[0].float().mean(1).flatten() / len(windows)
+        return attend_densely(layer, x, q, k, v)
+
+    for ids in windows:
+        target.forward(ids[None], attend=look)
+    return sums

@@ -20,6 +20,7 @@ from minnow.config import model
 from minnow.config.model import ModelConfig
 from minnow.core.errors import CheckpointError, ConfigError
 from minnow.formats.quantized import decode
+from minnow.kernels.qk_norm_rope.reference import hadamard
 from minnow.model.rope import inverse_frequencies
 from minnow.tune.attend import Attend, attend_densely
 
@@ -90,10 +91,13 @@ class Target:
         return h_STD + self._feed_forward(layer, self.norm(f"model.layers.{layer}.post_attention_layernorm", h_STD))
 
     def qkv(self, layer: int, x_STD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys after norm and rotation, and values: [S N T H], [S G T H] twice."""
-        at = f"model.layers.{layer}.self_attn."
+        """Queries and keys after norm, rotation and mixing, and values: [S N T H], [S G T H] twice."""
+        at, width = f"model.layers.{layer}.self_attn.", self.config.head_dim
         q, k = self.turned(at + "q_proj", x_STD, at + "q_norm"), self.turned(at + "k_proj", x_STD, at + "k_norm")
-        return q, k, _heads(self.linear(at + "v_proj", x_STD), self.config.head_dim)
+        if self.config.use_qk_hadamard:
+            matrix, shift = hadamard(width), self.weights[at + "k_shift"].float().view(-1, 1, width)
+            q, k = ((heads @ matrix).to(self.dtype) for heads in (q.float(), k.float() - shift))
+        return q, k, _heads(self.linear(at + "v_proj", x_STD), width)
 
     def index(self, layer: int, x_STD: Tensor) -> tuple[Tensor, Tensor]:
         """Index queries [S I T J] and the index key [S 1 T J] of a sparse layer; an attend.Index."""

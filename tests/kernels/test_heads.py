@@ -125,8 +125,10 @@ def test_nan_and_infinity_stay_in_their_head(isa: str) -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 37])
 @pytest.mark.parametrize("name", ["f32", "bf16", "fp8", "nvfp4"])
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_the_fused_step_is_the_single_operations(isa: str, name: str, num_tokens: int, num_threads: int) -> None:
+@pytest.mark.parametrize(("num_threads", "is_mixed"), [(1, False), (2, False), (2, True)])
+def test_the_fused_step_is_the_single_operations(
+    isa: str, name: str, num_tokens: int, num_threads: int, is_mixed: bool
+) -> None:
     """Queries, keys and values of width 64 and an index key of width 32, bit by bit; a padding slot stores nothing."""
     generator = torch.Generator().manual_seed(8)
     shapes = {"q": (18, 64, True), "k": (2, 64, True), "v": (2, 64, False), "index_k": (1, 32, True)}
@@ -135,6 +137,7 @@ def test_the_fused_step_is_the_single_operations(isa: str, name: str, num_tokens
     positions = torch.randint(0, 2**20, (num_tokens,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(64, generator=generator)[:num_tokens]
     slots[2::7] = -1
+    shift = torch.randn(2, 64, generator=generator)
     inv_freq = 1e4 ** -(torch.arange(8) / 8)
 
     expected: dict[str, Any] = {}
@@ -144,7 +147,9 @@ def test_the_fused_step_is_the_single_operations(isa: str, name: str, num_tokens
     for part, (num_heads, width, is_turned) in shapes.items():
         heads = torch.unflatten(x[:, start : start + num_heads * width], 1, (num_heads, width))
         if is_turned:
-            heads = turn_cpu.qk_norm_rope(heads, norms[part], positions, inv_freq, 1e-6, 1.0)
+            moved = shift if is_mixed and part == "k" else None
+            mix = (moved, is_mixed and part in "qk")
+            heads = turn_cpu.qk_norm_rope(heads, norms[part], positions, inv_freq, 1e-6, 1.0, *mix)
         expected[part] = heads
         address = 0
         if part != "q":
@@ -152,7 +157,8 @@ def test_the_fused_step_is_the_single_operations(isa: str, name: str, num_tokens
             cpu.kv_write(heads, expected[part], slots)
             kept.append(words.pack(*words.of_cache(seen[part])))
             address = ctypes.addressof(kept[-1])
-        packed += [start, num_heads, *words.of_weight(norms[part]), is_turned, address]
+        packed += [start, num_heads, *words.of_weight(norms[part]), is_turned, address, is_mixed and part in "qk"]
+        packed.append(shift.data_ptr() if part == "k" else 0)
         start += num_heads * width
 
     fused = x.float()

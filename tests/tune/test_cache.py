@@ -55,16 +55,59 @@ def test_training_brings_the_student_to_its_teacher(tmp_path: Path) -> None:
     assert last < 0.85 * first
 
 
+def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path: Path) -> None:
+    loaded = target.load(_options(tmp_path).directory, torch.float32)
+    keys = {n: w.clone() for n, w in loaded.weights.items() if "k_proj" in n}
+    for weight in keys.values():
+        weight[5] *= 12
+    loaded = loaded.replaced(keys)
+    windows = torch.randint(0, 250, (3, 96), generator=torch.Generator().manual_seed(3))
+    mixed = cache.mixed(loaded, cache.mean_keys(loaded, windows[:2]))
+    peaks: list[float] = []  # largest dim of the first head over what dims have on average
+
+    def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        sizes = k[0, 0].square().mean(0).sqrt()
+        peaks.append(float(sizes.max() / sizes.mean()))
+        return attend.attend_densely(layer, x, q, k, v)
+
+    exact, again = (of.forward(windows[2:], attend=look).last for of in (loaded, mixed))
+    assert (again - exact).abs().max() < 1e-3 * exact.abs().max()
+    half = len(peaks) // 2
+    assert min(peaks[:half]) > 4 and max(peaks[half:]) < 1.5, peaks
+
+
+def test_means_are_those_of_the_rotated_keys(tmp_path: Path) -> None:
+    loaded = target.load(_options(tmp_path).directory, torch.float32)
+    windows = torch.randint(0, 250, (2, 40), generator=torch.Generator().manual_seed(3))
+    shifts = cache.mean_keys(loaded, windows)
+    assert len(shifts) == loaded.config.num_hidden_layers
+    seen: list[torch.Tensor] = []
+
+    def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen.append(k)
+        return attend.attend_densely(layer, x, q, k, v)
+
+    for ids in windows:
+        loaded.forward(ids[None], attend=look)
+    first = torch.cat(seen[:: loaded.config.num_hidden_layers], dim=2)[0].mean(1)
+    assert torch.allclose(shifts["model.layers.0.self_attn.k_shift"].view_as(first), first, atol=1e-5)
+
+
 def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
     options = _options(tmp_path, steps=2)
     cache.train(options, Watch(), _SETTINGS)
     described = json.loads((options.output / "trained.json").read_text())
     assert described["steps"] == 2 and described["seed"] == 0 and described["stage"] == "cache"
-    assert described["config"] == {"quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"}}
+    assert described["config"] == {
+        "quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"},
+        "text_config": {"use_qk_hadamard": True},
+    }
     before = target.load(options.directory, torch.float32, options.parts)
     after = target.load(options.directory, torch.float32, (*options.parts, options.output))
     changed = {n for n in before.weights if not torch.equal(before.weights[n], after.weights[n])}
     assert changed == set(cache.trained_names(before))
+    layers = range(before.config.num_hidden_layers)
+    assert after.weights.keys() - before.weights.keys() == {f"model.layers.{i}.self_attn.k_shift" for i in layers}
     assert {path.name for path in options.output.iterdir()} == {
         "trained.safetensors", "trained.json", "state", "log.jsonl", "loss.svg"
     }  # fmt: skip

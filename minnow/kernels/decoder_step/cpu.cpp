@@ -28,7 +28,8 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
     for (const int64_t i : order) {
         if ((i == 4 && !layer.is_sparse) || (i == 3 && !chooses)) continue;
         const Weight& norm = layer.head_norms[i];
-        parts[num_parts] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i]};
+        parts[num_parts] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i],
+                            i < 2 ? layer.is_mixed : 0, i == 1 ? layer.key_shift : nullptr};
         projections[num_parts++] = layer.projections[i];
         stride += layer.projections[i].num_rows;
     }

@@ -97,6 +97,24 @@ inline void turn_head(float* __restrict x, const float* __restrict cosines, cons
     }
 }
 
+// x = (x - shift) H for the Hadamard matrix H of a power of two, divided by the square root of its width.
+inline void mix_head(float* x, const float* shift, int64_t width) {
+    for (int64_t i = 0; shift != nullptr && i < width; ++i) x[i] -= shift[i];
+    for (int64_t half = 1; half < width; half *= 2) {
+        for (int64_t start = 0; start < width; start += 2 * half) {
+            float* __restrict low = x + start;
+            float* __restrict high = low + half;
+            for (int64_t i = 0; i < half; ++i) {
+                const float sum = low[i] + high[i];
+                high[i] = low[i] - high[i];
+                low[i] = sum;
+            }
+        }
+    }
+    const float scale = 1.0f / sqrtf(static_cast<float>(width));
+    for (int64_t i = 0; i < width; ++i) x[i] *= scale;
+}
+
 // Round to nearest even; beyond 448 is 448, and every NaN is 0x7f.
 inline uint8_t to_e4m3(float value) {
     uint32_t bits, magnitude_bits, small_bits;

@@ -111,6 +111,8 @@ struct HeadPart {
     Weight norm;           // [1 width]; codes null: no norm, its width is still that of the heads
     int64_t is_turned;     // norm and rope; values are only written
     const Cache* cache;    // null: the rows stay where they are (queries)
+    int64_t is_mixed = 0;            // behind the rotation: shift, then through a Hadamard matrix
+    const float* shift = nullptr;    // [num_heads width], taken off; null: nothing is
 };
 
 // Norm, rotate and store the parts of x [T, sum of parts] in place; keys and values go to their slots, quantised.

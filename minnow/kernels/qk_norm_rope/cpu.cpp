@@ -20,7 +20,7 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
     float* turned = memory.take<float>(widest);
     int64_t row_of_angles = -1;  // a thread's items of one row share them
 
-    const auto turn = [&](const float* head, const HeadPart& part, int64_t row, float* y) {
+    const auto turn = [&](const float* head, const HeadPart& part, int64_t h, int64_t row, float* y) {
         if (row != row_of_angles) angles_of(positions[row], inv_freq, num_frequencies, cosines, sines);
         row_of_angles = row;
         const int64_t width = part.norm.width;
@@ -30,6 +30,7 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
             memcpy(y, head, width * sizeof(float));
         }
         turn_head(y, cosines, sines, num_frequencies);
+        if (part.is_mixed) mix_head(y, part.shift == nullptr ? nullptr : part.shift + h * width, width);
         if (is_bf16) round_row(y, width);
     };
 
@@ -43,7 +44,7 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
             for (int64_t h = first > 0 ? first : 0; h < last && h < part.num_heads; ++h) {
                 float* head = x + row * x_stride + part.start + h * part.norm.width;
                 float* y = part.cache == nullptr ? head : turned;
-                if (part.is_turned) turn(head, part, row, y);
+                if (part.is_turned) turn(head, part, h, row, y);
                 if (part.cache != nullptr) write_head(part.is_turned ? y : head, *part.cache, slots[row], h);
             }
         }

@@ -16,6 +16,8 @@ def make(
     has_norm: bool,
     dtype: Literal["bf16", "f32"] = "bf16",
     is_strided: bool = False,
+    is_mixed: bool = False,
+    has_shift: bool = False,
 ) -> dict[str, Any]:
     """Random heads at spread positions; strided ones are a part of wider rows."""
     generator = torch.Generator().manual_seed(T + H)
@@ -28,4 +30,6 @@ def make(
         "inv_freq": (5e6**-exponent).to(device),
         "eps": 1e-6,
         "offset": 1.0,
+        "shift": torch.randn(N, H, generator=generator).to(device) if has_shift else None,
+        "is_mixed": is_mixed,
     }

@@ -11,8 +11,17 @@ def refusal(target: Target) -> str | None:
     return None
 
 
-def qk_norm_rope(x: Tensor, w: Tensor | None, positions: Tensor, inv_freq: Tensor, eps: float, offset: float) -> Tensor:
-    """Root-mean-square norm of each head, then rotate its first 2R dims by position; one rounding, at the end.
+def qk_norm_rope(
+    x: Tensor,
+    w: Tensor | None,
+    positions: Tensor,
+    inv_freq: Tensor,
+    eps: float,
+    offset: float,
+    shift: Tensor | None = None,
+    is_mixed: bool = False,
+) -> Tensor:
+    """Root-mean-square norm of each head, rotate its first 2R dims by position, mix; one rounding, at the end.
 
     Args:
         x: bf16|f32 [T N H].
@@ -20,11 +29,15 @@ def qk_norm_rope(x: Tensor, w: Tensor | None, positions: Tensor, inv_freq: Tenso
         positions: i32 [T].
         inv_freq: f32 [R]; dims (j, j + R) rotate together, dims from 2R on pass through.
         eps, offset: of the norm; the weight used is offset + w.
+        shift: f32|bf16 [N H], taken off behind the rotation where heads are mixed.
+        is_mixed: multiply each head by the Hadamard matrix of its width, a power of two, over the width's square root.
+            Products of queries and keys stay what they are; what one scale covers in a cache is more alike.
 
     Returns:
         same dtype [T N H].
 
-    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3.
+    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3; QuaRot (Hadamard
+        matrices behind the rotation).
     """
     y = x.float()
     if w is not None:
@@ -33,5 +46,17 @@ def qk_norm_rope(x: Tensor, w: Tensor | None, positions: Tensor, inv_freq: Tenso
     angle = positions.float()[:, None, None] * inv_freq
     cos, sin = angle.cos(), angle.sin()
     first, second, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
-    turned = (first * cos - second * sin, second * cos + first * sin, rest)
-    return torch.cat(turned, dim=-1).to(x.dtype)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+    if is_mixed:
+        turned = (turned if shift is None else turned - shift.float()) @ hadamard(turned.shape[-1]).to(turned)
+    return turned.to(x.dtype)
+
+
+def hadamard(width: int) -> Tensor:
+    """The orthogonal Hadamard matrix of a power of two, in Sylvester's order and its own inverse: f32 [width width]."""
+    assert width > 0 and not width & (width - 1), f"there is none of {width} values"
+    matrix: Tensor = torch.ones(1, 1)
+    while len(matrix) < width:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    orthogonal: Tensor = matrix / width**0.5
+    return orthogonal
