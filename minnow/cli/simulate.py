@@ -40,6 +40,7 @@ from minnow.plan.workload import Session, Workload
 
 HELP = "play a load on a deployment, and say how fast it answers and what that costs"
 
+_LENGTHS = ("random_input_len", "random_output_len", "random_range_ratio", "random_prefix_len")
 _NAMED = ("poisson", "closed", "agentx")
 _TEXTS = (
     ("--hardware", "NAME", "a sheet by name (minnow plan --sheets lists them) or a .toml file of your own"),
@@ -137,12 +138,25 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--workload {args.workload} needs --max-concurrency N, how many are alive at once")
     if args.workload != "poisson" and not math.isinf(args.request_rate):
         raise ConfigError(f"--request-rate is {args.request_rate:g}, but only --workload poisson has one; leave it out")
+    _check_effect(args)
     if not args.prefill and (args.link or args.prefill_replicas > 1):
         raise ConfigError(
             "--link and --prefill-replicas are about engines for prefill; name their strategy (--prefill)"
         )
     if args.acceptance_length and args.acceptance_rates:
         raise ConfigError("--acceptance-length and --acceptance-rates are both given; leave one out")
+
+
+def _check_effect(args: argparse.Namespace) -> None:
+    """Refuse what would be without one."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    used = {"poisson": ("burstiness", *_LENGTHS), "closed": _LENGTHS}.get(args.workload, ())
+    for name in ("burstiness", *_LENGTHS):
+        if name not in used and getattr(args, name) != parser.get_default(name):
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect on --workload {args.workload}; leave it out")
+    if args.save_trace and len(args.max_concurrency) > 1:
+        raise ConfigError(f"--save-trace writes one load, and --max-concurrency has {len(args.max_concurrency)}")
 
 
 def _workload(args: argparse.Namespace, loaded: Loaded, max_concurrency: int) -> Workload:
@@ -183,10 +197,10 @@ def _workload(args: argparse.Namespace, loaded: Loaded, max_concurrency: int) ->
 
 
 def _sessions_to_write(args: argparse.Namespace, of: Workload) -> Iterator[Session]:
-    """Of those without end as many as have so many turns."""
-    left = args.num_prompts or 1000
-    for session in of.sessions:
-        if args.workload == "agentx" and left <= 0:
+    """Of those without end as many as have so many turns, one for each lane at least."""
+    left, lanes = args.num_prompts or 1000, of.max_concurrency
+    for count, session in enumerate(of.sessions):
+        if args.workload == "agentx" and left <= 0 and count >= lanes:
             return
         left -= len(session.turns)
         yield session

@@ -47,4 +47,6 @@ def show_decimal(num_bytes: float) -> str:
 
 def show_seconds(seconds: float) -> str:
     """Print a time in ms below one second, in s above."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"

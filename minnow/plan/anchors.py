@@ -98,8 +98,9 @@ ANCHORS = (
         },
     ),
     Anchor(
-        name="MI355X prefill", words=_32K, source=_RECIPE, device="mi355x", strategy="tp4", num_sequences=1,
-        num_tokens=32_768, context_tokens=32_768, least_s=1.035, most_s=1.035, is_prompt=True,
+        name="MI355X prefill", words=f"{_32K}; the step below, which is fitted, without overlap", source=_RECIPE,
+        device="mi355x", strategy="tp4", num_sequences=1, num_tokens=32_768, context_tokens=32_768, least_s=1.035,
+        most_s=1.035, is_prompt=True,
         settings=_REQUANTIZED,
     ),
     Anchor(

@@ -128,16 +128,23 @@ class Lockstep:
     def _settle(self, count: int) -> None:
         if not count:
             return
-        self._spend(self._ends[count - 1], count)
+        before = self._used()
         for rank in self._moving:
             rank.repeat(count)
+        self._spend(self._ends[count - 1], count, before)
         del self._ends[:count]
 
-    def _spend(self, end_s: float, count: int) -> None:
-        share = max(rank.num_held_tokens for rank in self.ranks) / self._most_held_tokens
+    def _used(self) -> float:
+        """Share of the fullest rank's blocks in use."""
+        return max(rank.num_held_tokens for rank in self.ranks) / self._most_held_tokens
+
+    def _spend(self, end_s: float, count: int, before: float | None = None) -> None:
+        """Add up steps that have ended; before a stretch of them so much was in use, and it grew evenly."""
+        now = self._used()
+        share = now if before is None else (before + now) / 2
         self.busy_s += end_s - self._since_s
         self.used_s += share * (end_s - self._since_s)
-        self.peak_used = max(self.peak_used, share)
+        self.peak_used = max(self.peak_used, now)
         self.num_steps += count
         self._since_s = end_s
 

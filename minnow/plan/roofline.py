@@ -28,6 +28,7 @@ from minnow.kernels.contract import Cost
 from minnow.plan import calibration, capacity, hardware
 from minnow.plan.calibration import Calibration, Kind
 from minnow.plan.deployment import Deployment
+from minnow.plan.hardware import Sheet
 from minnow.plan.work import Limits, Work, limits_of
 
 # The arithmetic that products with weights of a format are done in: the first that a device has a rate for. A CPU
@@ -40,6 +41,8 @@ _RATES_BY_FORMAT = {
 }
 _EXACT = ("bf16", "f32")
 _ITEM_BYTES = 2  # of activations
+_LOGIT_BYTES = 4
+_CANDIDATE_BYTES = 8  # a score and a block
 _DISPATCHED_BYTES = 1  # a value on its way to an expert; back it has two
 _NETWORK = "nic-400g"  # links ranks of different machines, one card each; an assumption
 
@@ -139,7 +142,7 @@ class StepModel:
         self._groups = {group.name: group for group in layout.groups}
         self._index_ranks = self._ranks.tp if deployment.has_index_cp else 1
         self._entries = tuple(self._all_entries())
-        self._link_bytes_s = _link_bytes_s(deployment) if deployment.num_ranks > 1 else 0.0
+        self._links = tuple(_link_bytes_s(deployment, ranks) for ranks in (self._ranks.tp, self._ranks.ep))
         if bytes_s is None:
             rate = figure(deployment, "memory_bandwidth")
             bytes_s = lambda _: rate  # noqa: E731
@@ -198,10 +201,8 @@ class StepModel:
     def _beside(self, work: Work, parts_s: float) -> tuple[float, float, float, float]:
         """Of a step whose parts take so long: bytes on the link, seconds there, those of any step, those hidden."""
         calibrated = self.calibrated
-        link_bytes, num_messages = self._sent(work)
-        link_s = num_messages * calibrated.message_s
-        if link_bytes:
-            link_s += link_bytes / (self._link_bytes_s * calibrated.link)
+        link_bytes, link_s, num_messages = self._sent(work)
+        link_s = link_s / calibrated.link + num_messages * calibrated.message_s
         is_dual = 0 < self.deployment.dual_batch_tokens <= work.num_tokens
         constant_s = calibrated.step_s
         if work.num_tokens > work.num_logits:
@@ -381,19 +382,44 @@ class StepModel:
         yield _Entry("drafter's chain", "weights", self._rate("bf16"), chain)
         yield _Entry("drafter's keys", "attention", self._rate("bf16"), look)
 
-    def _sent(self, work: Work) -> tuple[float, int]:
-        """Bytes that a rank sends, and messages, in a step."""
-        model, tp, ep = self.deployment.model, self._ranks.tp, self._ranks.ep
-        tokens, width, layers = work.num_tokens, model.hidden_size, model.num_hidden_layers
-        sent, messages = 0.0, 0
-        if tp > 1:  # sums after attention and after the feed-forward: each value goes out and comes back
-            sent += 2 * layers * 2 * (tp - 1) / tp * tokens * width * _ITEM_BYTES
-            messages += 2 * layers
-        if ep > tp:
-            pairs = tokens * model.num_experts_per_tok / tp * (ep - 1) / ep
-            sent += sum(model.is_moe) * pairs * width * (_DISPATCHED_BYTES + _ITEM_BYTES)
-            messages += 2 * sum(model.is_moe)
+    def _sent(self, work: Work) -> tuple[float, float, int]:
+        """Bytes that a rank sends in a step, the seconds at the full rates of the links, and messages."""
+        sent_bytes, seconds, messages = 0.0, 0.0, 0
+        for (num_bytes, count), bytes_s in zip(
+            (self._of_tensors(work), self._of_experts(work)), self._links, strict=True
+        ):
+            if num_bytes:
+                sent_bytes, seconds, messages = sent_bytes + num_bytes, seconds + num_bytes / bytes_s, messages + count
+        return sent_bytes, seconds, messages
+
+    def _of_tensors(self, work: Work) -> tuple[float, int]:
+        """Sums after attention and feed-forward, of drafts too; parts of logits; candidates of index scans."""
+        of, model, tp = self.deployment, self.deployment.model, self._ranks.tp
+        if tp == 1:
+            return 0.0, 0
+        share, layers = (tp - 1) / tp, model.num_hidden_layers
+        num_drafts = of.num_drafts if work.num_drafting else 0
+        drafted = work.num_drafting * num_drafts
+        summed, messages = work.num_tokens * layers, 2 * layers + bool(work.num_logits) + num_drafts
+        if of.drafter is not None and drafted:
+            summed += drafted * of.drafter.backbone.num_hidden_layers
+            messages += 2 * of.drafter.backbone.num_hidden_layers
+        sent = 2 * 2 * share * summed * model.hidden_size * _ITEM_BYTES  # each value goes out and comes back
+        sent += (work.num_logits + drafted) * model.vocab_size / tp * (tp - 1) * _LOGIT_BYTES
+        if self._index_ranks > 1:
+            sparse, num_sparse = model.sparse, sum(model.sparse.is_sparse)
+            chosen = work.num_tokens * sparse.num_index_heads * sparse.num_blocks * _CANDIDATE_BYTES
+            sent, messages = sent + num_sparse * chosen * (tp - 1), messages + num_sparse
         return sent, messages
+
+    def _of_experts(self, work: Work) -> tuple[float, int]:
+        """Tokens on their way to experts of other replicas, and back."""
+        model, tp, ep = self.deployment.model, self._ranks.tp, self._ranks.ep
+        if ep <= tp:
+            return 0.0, 0
+        pairs = work.num_tokens * model.num_experts_per_tok / tp * (ep - 1) / ep
+        sent = sum(model.is_moe) * pairs * model.hidden_size * (_DISPATCHED_BYTES + _ITEM_BYTES)
+        return sent, 2 * sum(model.is_moe)
 
 
 def figure(deployment: Deployment, name: str) -> float:
@@ -404,10 +430,14 @@ def figure(deployment: Deployment, name: str) -> float:
     """
     device = deployment.device
     if name not in device.figures:
-        raise ConfigError(
-            f"the sheet of {device.name} has no [{name}]; name one that does, or write a .toml of your own"
-        )
+        raise ConfigError(f"the sheet of {device.name} has no [{name}]; {_way_out(deployment)}")
     return device.figures[name].value
+
+
+def _way_out(deployment: Deployment) -> str:
+    if deployment.device.kind == "cpu":
+        return "minnow bench limits --sheet FILE.toml measures a machine and writes one that has"
+    return "name one that does, or write a .toml of your own"
 
 
 def _operations_s(deployment: Deployment) -> dict[str, float]:
@@ -417,18 +447,31 @@ def _operations_s(deployment: Deployment) -> dict[str, float]:
         for name in ("fp8", "fp4"):
             if name in found:
                 return {name: found[name], "bf16": found[name]}
-        raise ConfigError(f"the sheet of {deployment.device.name} has no [bf16]; write a .toml of your own that has")
+        raise ConfigError(f"the sheet of {deployment.device.name} has no [bf16]; {_way_out(deployment)}")
     return found
 
 
-def _link_bytes_s(deployment: Deployment) -> float:
-    """Of a rank to the others, one way."""
+def link_of(deployment: Deployment, num_group_ranks: int) -> tuple[Sheet, str]:
+    """What joins neighbouring ranks: the sheet and the figure with its rate.
+
+    Beyond what scales up, and between machines where nothing does, it is one network card a rank: an assumption.
+    """
     device = deployment.device
-    if deployment.num_nodes > 1 and deployment.num_ranks > device.scale_up_devices:
-        return hardware.read(_NETWORK).figures["rate"].value
-    rate = figure(deployment, "scale_up")
+    has_domain = device.scale_up_devices > device.devices_per_node
+    reach = device.scale_up_devices if has_domain else deployment.num_ranks // deployment.num_nodes
+    return (device, "scale_up") if num_group_ranks <= reach else (hardware.read(_NETWORK), "rate")
+
+
+def _link_bytes_s(deployment: Deployment, num_group_ranks: int) -> float:
+    """Of a rank to the others of its group, one way; 0 where there are none."""
+    if num_group_ranks == 1:
+        return 0.0
+    sheet, name = link_of(deployment, num_group_ranks)
+    if name not in sheet.figures:
+        return figure(deployment, name)
+    rate = sheet.figures[name].value
     # In a full mesh each pair has its own links, so few devices reach few of them.
-    return rate * (deployment.num_ranks - 1) / (device.devices_per_node - 1) if device.is_mesh else rate
+    return rate * (num_group_ranks - 1) / (sheet.devices_per_node - 1) if sheet.is_mesh else rate
 
 
 def _affine(held: Iterable[Held]) -> tuple[float, Cost]:

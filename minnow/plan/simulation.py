@@ -51,7 +51,8 @@ class PoolOutcome:
         num_steps: of all engines.
         busy: share of the time that they stepped.
         step_s: of a step on average.
-        hit_rate: share of prompts' tokens that were not computed when the prompt first ran; None without prompts.
+        hit_rate: share of prompts' tokens that were not computed when the prompt first ran; None without prompts, or
+            where they come computed.
         host_hit_rate: of these tokens, those that came from host memory.
         used, peak_used: share of the blocks of the fullest rank in use: on average while it stepped, and at most.
         num_evictions: cached blocks that were overwritten.
@@ -170,7 +171,7 @@ def simulate(cluster: Cluster, workload: Workload, device: Sheet, seed: int = 0)
         total_tokens_s_device=total,
         output_tokens_s_device=recorder.output_tokens * rate,
         prices=tuple(_prices(device, total, recorder.output_tokens * rate)),
-        decode=_pool(simulator.engines, end_s),
+        decode=_pool(simulator.engines, end_s, is_handed=bool(simulator.prefill)),
         prefill=_pool(simulator.prefill, end_s) if simulator.prefill else None,
     )
 
@@ -201,11 +202,12 @@ def _prices(device: Sheet, total_tokens_s: float, output_tokens_s: float) -> lis
     return found
 
 
-def _pool(engines: Sequence[Lockstep], end_s: float) -> PoolOutcome:
+def _pool(engines: Sequence[Lockstep], end_s: float, *, is_handed: bool = False) -> PoolOutcome:
     ranks = [rank for engine in engines for rank in engine.ranks]
     stats = [rank.stats() for rank in ranks]
     busy_s, num_steps = sum(engine.busy_s for engine in engines), sum(engine.num_steps for engine in engines)
-    queried = sum(each.prefix_queries_tokens for each in stats)
+    # What was computed elsewhere is no prefix that somebody left.
+    queried = 0 if is_handed else sum(each.prefix_queries_tokens for each in stats)
     tiers = [(rank.tier.num_loaded_blocks * rank.tier.block_size) for rank in ranks if rank.tier is not None]
     return PoolOutcome(
         num_steps=num_steps,

@@ -39,7 +39,7 @@ class Speed:
 
     Attributes:
         acceptance_length: tokens that a sequence gets in a step; an input, as no arithmetic gives it.
-        full: of `steps`, the one that decodes all sequences that fit.
+        full: of `steps`, the one that decodes all sequences that fit into cache and step.
         prompt_s: from an empty cache to the first token of a sequence of full length, alone.
         dollars_by_base: of a million tokens of answers while the full step repeats; prompts are not counted.
     """
@@ -61,7 +61,9 @@ def measure(capacity: Capacity, calibrated: Calibration, acceptance_length: floa
     of = capacity.deployment
     check_acceptance(of, acceptance_length)
     bound, reached = StepModel(of, calibration.BOUND), StepModel(of, calibrated)
-    context, most = of.context_tokens, capacity.allocated.num_sequences
+    context = of.context_tokens
+    # A step that had no room for all sequences' drafts would decode them in turns.
+    most = min(capacity.allocated.num_sequences, max_in_step(of))
     row = Row(1 + of.num_drafts, context, 1 + of.num_drafts, of.num_drafts > 0)
 
     def step(words: str, rows: list[Row], is_answer: bool) -> Step:
@@ -95,6 +97,11 @@ def measure(capacity: Capacity, calibrated: Calibration, acceptance_length: floa
     )
 
 
+def max_in_step(of: Deployment) -> int:
+    """Sequences that a step of a replica decodes with all their drafts, one at least."""
+    return max(of.config.scheduler.max_num_batched_tokens // (1 + of.num_drafts), 1)
+
+
 def check_acceptance(of: Deployment, length: float) -> None:
     """Refuse a number of tokens that no round yields.
 
@@ -102,8 +109,8 @@ def check_acceptance(of: Deployment, length: float) -> None:
         ConfigError: names it and the range.
     """
     if not 1 <= length <= 1 + of.num_drafts:
-        most = f"1 to {1 + of.num_drafts}" if of.num_drafts else "1, as nothing is drafted"
-        raise ConfigError(f"--acceptance-length is {length:g}; a step of this engine yields {most} tokens a sequence")
+        yields = f"1 to {1 + of.num_drafts} tokens" if of.num_drafts else "one token, as nothing is drafted,"
+        raise ConfigError(f"--acceptance-length is {length:g}; a step of this engine yields {yields} a sequence")
 
 
 def prices(of: Deployment) -> dict[str, float]:

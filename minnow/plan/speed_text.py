@@ -37,7 +37,8 @@ def speed(of: Speed) -> Iterator[str]:
     yield from parts(of.full.reached)
     fitted = ", ".join(of.calibrated.fitted_on)
     if fitted:
-        yield f"  Fitted on {fitted}; `minnow plan --steps` shows every published step beside the model."
+        yield f"  Calibrated on {fitted}: everywhere else, here too unless it is one of them, that is an extrapolation."
+        yield "  `minnow plan --steps` shows every published step beside the model."
 
 
 def parts(of: StepTime) -> Iterator[str]:
@@ -60,7 +61,7 @@ def parts(of: StepTime) -> Iterator[str]:
         if seconds or num_bytes:
             sent = show_decimal(num_bytes) if num_bytes else ""
             rows.append((name, sent, "", "", show_seconds(seconds), f"{seconds / of.seconds:.1%}"))
-    return table(("", "bytes", "G operations", "status", "time", "share"), rows)
+    return table(("", "bytes", "G operations", "rate", "time", "share"), rows)
 
 
 def steps(found: Iterable[Comparison]) -> Iterator[str]:
@@ -68,6 +69,7 @@ def steps(found: Iterable[Comparison]) -> Iterator[str]:
     found = tuple(found)
     yield "Times in ms. The memory's bound is bytes over its full rate: no step can be faster. What is fitted proves"
     yield "nothing; of the others the conditions are assumed where the notes say so, and the errors are theirs, too."
+    yield "Where what was measured is a range, the error is that against the nearest time within it."
     yield ""
     rows = [
         (

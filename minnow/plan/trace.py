@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minnow.core.errors import ConfigError
 from minnow.plan.workload import Piece, Session, Turn
 
+_T = TypeVar("_T")
 _HASHED_TOKENS = 512  # that a hash stands for, unless a line says otherwise
 _MOST_NUMBER = 2**30 - 1  # of pieces that a trace names; those beyond are of text that it does not
 
@@ -80,7 +82,9 @@ def _read(path: Path) -> Iterator[Session]:
     turns: list[Turn] = []
     current, start_s, last_s = None, 0.0, 0.0
     names = _Names()
-    with path.open(encoding="utf-8") as file:
+    with path.open(
+        encoding="utf-8", errors="surrogateescape"
+    ) as file:  # what is no UTF-8 is no JSON, and its line says so
         for count, text in enumerate(file, start=1):
             if not text.strip():
                 continue
@@ -102,10 +106,10 @@ def _read(path: Path) -> Iterator[Session]:
 
 def _turn(where: str, line: Mapping[str, Any], turns: list[Turn], names: _Names) -> Turn:
     num_output_tokens = _count(where, line, "output_length")
-    after = line.get("after", [])
+    after = _of_type(where, line, "after", list, [])
     extends = line.get("extends", -1)
     for place in [*after, *([extends] if extends != -1 else [])]:
-        if not isinstance(place, int) or not 0 <= place < len(turns):
+        if type(place) is not int or not 0 <= place < len(turns):
             raise ConfigError(f"{where}: turn {place!r} is named, but its session has {len(turns)} lines before this")
     pieces = _pieces(where, line, turns[extends].pieces if extends >= 0 else (), names)
     num_input_tokens = sum(piece.num_tokens for piece in pieces)
@@ -117,9 +121,9 @@ def _turn(where: str, line: Mapping[str, Any], turns: list[Turn], names: _Names)
         after=tuple(after),
         gap_s=_number(where, line, "gap_s", 0.0),
         extends=extends,
-        answer=line.get("answer", 0),
-        agent=line.get("agent", 0),
-        is_warmup=line.get("warmup", False),
+        answer=_whole(where, line, "answer", _MOST_NUMBER),
+        agent=_whole(where, line, "agent", _MOST_NUMBER),
+        is_warmup=_of_type(where, line, "warmup", bool, False),
     )
 
 
@@ -131,13 +135,16 @@ def _pieces(where: str, line: Mapping[str, Any], earlier: tuple[Piece, ...], nam
             raise ConfigError(f"{where}: pieces is {line['pieces']!r}; write [[number, tokens], ...]") from None
         if not all(0 < piece.number <= _MOST_NUMBER and piece.num_tokens > 0 for piece in own):
             raise ConfigError(f"{where}: pieces have numbers from 1 to {_MOST_NUMBER}, and one token each at least")
-        return (*earlier[: line.get("kept_pieces", 0)], *own)
+        pieces = (*earlier[: _whole(where, line, "kept_pieces", len(earlier))], *own)
+        if not pieces:
+            raise ConfigError(f"{where}: pieces are none; a prompt has a token at least")
+        return pieces
     num_tokens = _count(where, line, "input_length")
     hashes = line.get("hash_ids")
     if hashes is None:
         return (Piece(names.fresh(), num_tokens),)
-    if not isinstance(hashes, list):
-        raise ConfigError(f"{where}: hash_ids is {hashes!r}; a list is needed")
+    if not isinstance(hashes, list) or not all(isinstance(name, int | str) for name in hashes):
+        raise ConfigError(f"{where}: hash_ids is {hashes!r}; a list of numbers or words is needed")
     size = _count(where, line, "block_size", _HASHED_TOKENS)
     if len(hashes) != -(-num_tokens // size):
         raise ConfigError(
@@ -160,8 +167,22 @@ def _object(where: str, text: str) -> Mapping[str, Any]:
 
 def _number(where: str, line: Mapping[str, Any], name: str, default: float) -> float:
     value = line.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ConfigError(f"{where}: {name} is {value!r}; it must be a number, 0 or more")
+    return value
+
+
+def _whole(where: str, line: Mapping[str, Any], name: str, most: int) -> int:
+    value = line.get(name, 0)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ConfigError(f"{where}: {name} is {value!r}; it must be a whole number from 0 to {most}")
+    return value
+
+
+def _of_type(where: str, line: Mapping[str, Any], name: str, wanted: type[_T], default: _T) -> _T:
+    value = line.get(name, default)
+    if type(value) is not wanted:
+        raise ConfigError(f"{where}: {name} is {value!r}; it must be a {wanted.__name__}")
     return value
 
 

@@ -168,6 +168,8 @@ def arrivals(rate: float, burstiness: float, rng: Random) -> Iterator[float]:
     for name, value in (("--request-rate", rate), ("--burstiness", burstiness)):
         if not value > 0:
             raise ConfigError(f"{name} is {value:g}; it must be above 0")
+    if math.isinf(burstiness):
+        raise ConfigError("--burstiness is inf; it must be a number")
     return _arrivals(rate, burstiness, rng)
 
 

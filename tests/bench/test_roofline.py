@@ -79,7 +79,8 @@ def judged(error: float, spread: float, is_held_out: bool = True) -> Judged:
     ],
 )
 def test_the_bar_is_judged_only_on_a_quiet_run(error: float, spread: float, verdict: str, is_met: bool) -> None:
-    lines, found = roofline.report([judged(0.0, 1.0, is_held_out=False), *[judged(error, spread)] * 3], TRUE, LIMITS)
+    of_others = [judged(0.0, 9.0, is_held_out=False), judged(error, 1.0), judged(error, 1.0)]
+    lines, found = roofline.report([*of_others, judged(error, spread)], TRUE, LIMITS)
     assert found is is_met
     assert f"bar 20%: {verdict};" in "\n".join(lines) and f"p90/p10 of the repeats {spread:.2f}" in "\n".join(lines)
 

@@ -85,7 +85,7 @@ def test_prefill_apart_with_replicas(capsys: pytest.CaptureFixture[str]) -> None
     outcome = point["outcome"]
     assert outcome["num_devices"] == 8
     assert outcome["prefill"]["computed_tokens"] == 15_360
-    assert outcome["decode"]["hit_rate"] > 0.99
+    assert outcome["decode"]["hit_rate"] is None  # what comes computed is no prefix
 
 
 def test_a_workload_is_written_and_played(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -154,7 +154,9 @@ def test_hardware_without_a_rate_is_refused(capsys: pytest.CaptureFixture[str], 
         '[memory]\nvalue = "288 GB"\nstatus = "from memory"\nsource = "a test"\n'
     )
     assert main(["simulate", "m3.1-flash", "--hardware", str(sheet), "--strategy", "tp4"]) == 2
-    assert "the sheet of bare has no [bf16]; write a .toml of your own that has" in capsys.readouterr().err
+    assert (
+        "the sheet of bare has no [bf16]; name one that does, or write a .toml of your own" in capsys.readouterr().err
+    )
 
 
 def test_no_torch_is_loaded() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minnow.config.parallel import ParallelConfig
 from minnow.core.errors import ConfigError
 from minnow.kernels import index_score
 from minnow.plan import anchors, calibration, hardware, published, roofline, speed_text, work
@@ -114,7 +115,7 @@ def test_what_is_fitted_meets_its_points_and_is_not_shown_as_evidence() -> None:
     lines = list(speed_text.steps(found))
     for compared in found:
         line = next(line for line in lines if line.startswith(f"{compared.anchor.name}  "))
-        assert (" fitted " in line) == compared.is_fitted
+        assert ("  fitted  " in line) == compared.is_fitted
         assert (f" {compared.error:+.0%} " in line) == (not compared.is_fitted)
     errors = [abs(c.error) for c in found if not c.is_fitted]
     assert lines[-1] == (f"2 fitted, 6 held out: median error {median(errors):.0%}, worst {max(errors):.0%}")
@@ -169,14 +170,35 @@ def test_seconds_are_those_of_the_parts() -> None:
             assert model.seconds(done) == pytest.approx(model.time(done).seconds, rel=1e-12)
 
 
+def rate(device: str, strategy: str, num_nodes: int = 0) -> float:
+    """Bytes a second of what a decode step sends."""
+    of = published.deploy("m3.1-flash", device, strategy, speculation=False)
+    time = decode(StepModel(replace(of, num_nodes=num_nodes or of.num_nodes)), 1, 1000, 1)
+    return time.link_bytes / time.link_s
+
+
 def test_links_between_machines_are_network_cards_beyond_what_scales_up() -> None:
-    inside, far = (
-        decode(model_of(device, "dep16"), 1, 1000).link_s / decode(model_of(device, "dep16"), 1, 1000).link_bytes
-        for device in ("gb300", "b300")
-    )
-    assert inside == pytest.approx(1 / 900e9) and far == pytest.approx(1 / 50e9)
-    mesh = decode(model_of("mi355x", "tp4"), 1, 1000)
-    assert mesh.link_s == pytest.approx(mesh.link_bytes / (576e9 * 3 / 7))
+    assert rate("gb300", "dep16") == pytest.approx(900e9)  # four machines, one domain
+    assert rate("b300", "dep16") == pytest.approx(50e9)
+    assert rate("b300", "dep8") == pytest.approx(900e9)
+    assert rate("b300", "dep8", num_nodes=2) == pytest.approx(50e9)
+    assert rate("mi355x", "tp4") == pytest.approx(576e9 * 3 / 7)  # of a mesh, the links to three others
+
+
+def test_sums_of_a_replica_go_over_its_own_links_however_many_replicas_there_are() -> None:
+    of = published.deploy("m3.1-flash", "b300", "tp8", speculation=False)
+    twice = replace(of.config, parallel=ParallelConfig(tensor_parallel_size=8, data_parallel_size=2))
+    one, other = (decode(StepModel(each), 1, 1000, 1) for each in (of, replace(of, config=twice, num_nodes=2)))
+    assert (one.link_bytes, one.link_s) == (other.link_bytes, other.link_s)
+
+
+def test_drafts_and_divided_scans_send_too() -> None:
+    plain, drafting = (decode(model_of("gb300", "tp4", speculation=on), 1, 100_000) for on in (False, True))
+    rows = 7  # drafts: sums of five layers, and parts of logits
+    more = 2 * 2 * 0.75 * rows * 5 * 6144 * 2 + rows * 200_064 / 4 * 3 * 4
+    assert drafting.link_bytes - plain.link_bytes == pytest.approx(more)
+    divided = decode(model_of("gb300", "tp4", speculation=False, has_index_cp=True), 1, 100_000)
+    assert divided.link_bytes - plain.link_bytes == pytest.approx(60 * 8 * 4 * 16 * 8 * 3)
 
 
 def test_a_sheet_without_a_rate_is_refused(tmp_path: Path) -> None:
@@ -232,15 +254,12 @@ def test_work_is_what_counting_pair_by_pair_gives() -> None:
 
 
 def test_every_shipped_calibration_names_its_sources() -> None:
-    points = {anchor.name for anchor in anchors.ANCHORS}
     for name in calibration.names():
         found = calibration.read(name)
         assert found.sources and all(found.sources.values())
-        assert set(found.fitted_on) <= points
-        assert (
-            bool(found.fitted_on) == any(source.startswith("fitted: ") for source in found.sources.values())
-            or name == "cpu"
-        )
+        assert bool(found.fitted_on) == any(source.startswith("fitted") for source in found.sources.values())
+    points = {anchor.name for anchor in anchors.ANCHORS}
+    assert set(calibration.read("gpu").fitted_on) <= points
 
 
 @pytest.mark.parametrize(

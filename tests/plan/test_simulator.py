@@ -162,6 +162,8 @@ def test_settled_together_or_step_by_step(engines: dict[str, Any], routing: str)
         assert one == many
         for left, right in zip(alike.engines, others.engines, strict=True):
             assert left.num_steps == right.num_steps and left.busy_s == pytest.approx(right.busy_s)
+            assert left.used_s == pytest.approx(right.used_s, rel=0.01)  # of stretches, use grows evenly
+            assert left.peak_used == right.peak_used
             for mine, their in zip(left.ranks, right.ranks, strict=True):
                 assert list(mine.blocks._free) == list(their.blocks._free)
                 assert mine.blocks._hash_by_block == their.blocks._hash_by_block

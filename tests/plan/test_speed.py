@@ -28,6 +28,10 @@ def test_the_full_step_decodes_all_sequences_that_fit_and_yields_tokens_at_its_t
     assert of.full.bound.seconds < of.full.reached.seconds
 
 
+def test_a_step_decodes_no_more_than_its_tokens_allow() -> None:
+    assert measured(context_tokens=4096, max_num_batched_tokens=64).full.work.num_sequences == 8  # of 8 tokens each
+
+
 def test_dollars_are_those_of_all_devices_for_the_time_of_a_million_tokens() -> None:
     of = measured()
     tokens_s = 4 * 15 * 3.2 / of.full.reached.seconds
@@ -56,7 +60,7 @@ def test_plan_shows_steps_parts_and_cost(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "Steps, calibration gpu, acceptance length 3.2" in out
     assert "decode, 15 x 262,144 tokens" in out and "neocloud price, prompts not counted" in out
-    assert "routed experts" in out and "Fitted on GB300 latency" in out
+    assert "routed experts" in out and "Calibrated on GB300 latency" in out
     assert main([*FLASH, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["speed"]
     assert found["full"]["work"]["num_sequences"] == 15 and found["calibrated"]["name"] == "gpu"
@@ -77,7 +81,7 @@ def test_plan_with_the_bound_is_faster_than_calibrated(capsys: pytest.CaptureFix
     [
         (("--acceptance-length", "9"), "--acceptance-length is 9; a step of this engine yields 1 to 8 tokens"),
         (("--acceptance-length", "x"), "--acceptance-length is 'x'; a number is needed"),
-        (("--no-speculation", "--acceptance-length", "2"), "yields 1, as nothing is drafted tokens"),
+        (("--no-speculation", "--acceptance-length", "2"), "yields one token, as nothing is drafted, a sequence"),
         (("--calibration", "tpu"), "no calibration is called 'tpu'; known are bound, cpu, gpu"),
     ],
 )

@@ -57,6 +57,23 @@ GOOD = {"timestamp": 5, "input_length": 10, "output_length": 5}
     ("lines", "words"),
     [
         (["no"], r"trace.jsonl:1: no JSON"),
+        (['{"timestamp": 1e400, "input_length": 1, "output_length": 1}'], "timestamp is inf; it must be a number"),
+        (['{"timestamp": NaN, "input_length": 1, "output_length": 1}'], "timestamp is nan; it must be a number"),
+        ([{"input_length": 5, "output_length": 5, "after": 3}], "after is 3; it must be a list"),
+        (
+            [{"output_length": 5, "pieces": [[1, 5]], "kept_pieces": "x"}],
+            "kept_pieces is 'x'; it must be a whole number",
+        ),
+        ([{"output_length": 5, "pieces": []}], "pieces are none; a prompt has a token at least"),
+        (
+            [{"input_length": 5, "output_length": 5, "hash_ids": [[1]]}],
+            r"hash_ids is \[\[1\]\]; a list of numbers or words",
+        ),
+        (
+            [{"input_length": 5, "output_length": 5, "answer": 2**40}],
+            "answer is 1099511627776; it must be a whole number",
+        ),
+        ([{"input_length": 5, "output_length": 5, "warmup": "no"}], "warmup is 'no'; it must be a bool"),
         (["[1]"], r"trace.jsonl:1: '\[1\]' is no JSON object"),
         ([GOOD, GOOD | {"timestamp": 4}], r":2: timestamp is 4, before the one above; sort the lines"),
         ([GOOD | {"timestamp": "now"}], r":1: timestamp is 'now'; it must be a number, 0 or more"),
@@ -67,7 +84,7 @@ GOOD = {"timestamp": 5, "input_length": 10, "output_length": 5}
         ([GOOD | {"pieces": "x"}], r":1: pieces is 'x'; write \[\[number, tokens\], ...\]"),
         ([GOOD | {"pieces": [[0, 10]]}], r":1: pieces have numbers from 1 to"),
         ([GOOD | {"after": [0]}], r":1: turn 0 is named, but its session has 0 lines before this"),
-        ([GOOD | {"hash_ids": 5}], r":1: hash_ids is 5; a list is needed"),
+        ([GOOD | {"hash_ids": 5}], r":1: hash_ids is 5; a list of numbers or words is needed"),
     ],
 )
 def test_mistakes_are_named_by_line(tmp_path: Path, lines: list[Any], words: str) -> None:
