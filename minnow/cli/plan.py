@@ -36,7 +36,7 @@ _VALUES = (
     ("--hardware", "NAME", "a sheet by name (--sheets lists them) or a .toml file of your own (default: this machine)"),
     ("--strategy", "WORD", "tp, tep, dp or dep and the number of devices: dep4; instead of -tp, -dp and -ep"),
     ("--prefill", "WORD", "strategy of an engine for prefill beside it, on the same hardware"),
-    ("--nodes", "N", "machines (default: as few as hold the devices)"),
+    ("--nodes", "N", "machines of the engine (default: as few as hold its devices)"),
     ("--context", "TOKENS", "length of the sequences to count (default: 256K, or the longest there is)"),
     (
         "--reserve",
@@ -141,7 +141,8 @@ def _plan(args: argparse.Namespace) -> int:
     shown: dict[str, object] = {"plan": found, "command": checked}
     lines, keeper = [*report.plan(found), *_speed(args, found, shown)], found
     if args.prefill:
-        prefill = keeper = capacity.measure(asked.settle(loaded, device, args.prefill, **_asked(args)))
+        beside = {**_asked(args), "num_nodes": 0}  # --nodes is about the engine that decodes
+        prefill = keeper = capacity.measure(asked.settle(loaded, device, args.prefill, **beside))
         moved = transfer.between(prefill, found)
         shown |= {"prefill": prefill, "move": moved}
         lines = ["Decode", *lines, "", "Prefill", *report.plan(prefill), "", *report.move(moved)]

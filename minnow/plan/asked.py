@@ -59,21 +59,13 @@ def settle(
     if device.kind == "gpu":
         config = deployment.with_gpu_defaults(config, loaded.origin_by_field)
     return deployment.settle(
-        name,
-        model,
-        directory,
-        config,
-        device,
-        context_tokens=context_tokens,
-        num_nodes=num_nodes or command.num_nodes(foreign),
-        reserve=reserve,
+        name, model, directory, config, device, context_tokens=context_tokens,
+        num_nodes=num_nodes or command.num_nodes(foreign), reserve=reserve,
         experts_format=experts_format or command.experts_format(foreign),
         has_sequence_parallel=has_sequence_parallel or command.has_sequence_parallel(foreign),
-        has_hybrid_manager=has_hybrid_manager,
-        has_index_cp=command.has_index_cp(foreign),
-        dual_batch_tokens=command.dual_batch_tokens(foreign),
-        is_drafting=is_drafting and is_published,
-    )
+        has_hybrid_manager=has_hybrid_manager, has_index_cp=command.has_index_cp(foreign),
+        dual_batch_tokens=command.dual_batch_tokens(foreign), is_drafting=is_drafting and is_published,
+    )  # fmt: skip
 
 
 def whole(text: str, flag: str) -> int:

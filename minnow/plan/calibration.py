@@ -93,18 +93,12 @@ def _parse(path: Path, raw: Mapping[str, Any]) -> Calibration:
             raise ConfigError(f"{path}: {key} is {entry!r}; a table with value and source is needed")
         values[key], sources[key] = _number(f"{path}: {key}", entry.get("value"), key in _SECONDS), entry["source"]
     return Calibration(
-        name=path.stem,
-        memory={kind: values[f"memory_{kind}"] for kind in KINDS if f"memory_{kind}" in values},
+        name=path.stem, memory={kind: values[f"memory_{kind}"] for kind in KINDS if f"memory_{kind}" in values},
         arithmetic={kind: values[f"arithmetic_{kind}"] for kind in KINDS if f"arithmetic_{kind}" in values},
-        link=values.get("link", 1.0),
-        overlaps=bool(raw.get("overlaps", True)),
-        step_s=values.get("step_s", 0.0),
-        prompt_s=values.get("prompt_s", 0.0),
-        draft_s=values.get("draft_s", 0.0),
-        message_s=values.get("message_s", 0.0),
-        fitted_on=tuple(raw.get("fitted_on", ())),
-        sources=sources,
-    )
+        link=values.get("link", 1.0), overlaps=bool(raw.get("overlaps", True)), step_s=values.get("step_s", 0.0),
+        prompt_s=values.get("prompt_s", 0.0), draft_s=values.get("draft_s", 0.0),
+        message_s=values.get("message_s", 0.0), fitted_on=tuple(raw.get("fitted_on", ())), sources=sources,
+    )  # fmt: skip
 
 
 def _number(where: str, value: Any, is_seconds: bool) -> float:

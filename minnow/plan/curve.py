@@ -118,32 +118,33 @@ class Curve:
         doubled = itertools.takewhile(lambda count: count < self.most, (1 << i for i in itertools.count()))
         return tuple(self.at(count) for count in [*doubled, self.most])
 
-    def at(self, count: int) -> Point:
-        """With so many sequences in each replica."""
+    def at(self, count: int, total: int = 0) -> Point:
+        """With so many sequences in the fullest replica.
+
+        Args:
+            total: in all of them; 0 is as many in each.
+        """
         of, traffic, prefill = self._of, self._traffic, self._prefill
-        replicas = of.config.parallel.data_parallel_size
+        total = total or count * of.config.parallel.data_parallel_size
         step_s = self._model.seconds(work.add_up([self._row] * count, self._model.limits))
         if not traffic.output_tokens:
             each = self._length / step_s
             return Point(
-                strategy=of.strategy, num_sequences=count * replicas, step_s=step_s, answers_s=each,
-                all_answers_s=each * count * replicas, num_devices=of.num_ranks,
+                strategy=of.strategy, num_sequences=total, step_s=step_s, answers_s=each, all_answers_s=each * total,
+                num_devices=of.num_ranks,
             )  # fmt: skip
         decode_s = traffic.output_tokens / self._length * step_s
         held_up_s = 0.0 if prefill else self.prompt_s  # by every prompt that comes in between
-        requests_s = replicas * count / (decode_s + count * held_up_s)
+        requests_s = total / (decode_s + count * held_up_s)
         busy = 0.0  # engines for prefill
         if prefill is not None:
             busy = requests_s * self.prompt_s / prefill.config.parallel.data_parallel_size
         return Point(
-            strategy=of.strategy,
-            num_sequences=count * replicas,
-            step_s=step_s,
+            strategy=of.strategy, num_sequences=total, step_s=step_s,
             answers_s=traffic.output_tokens / (decode_s + (count - 1) * held_up_s),
             all_answers_s=requests_s * traffic.output_tokens,
-            num_devices=of.num_ranks + (busy * prefill.num_ranks if prefill else 0.0),
-            requests_s=requests_s,
-        )
+            num_devices=of.num_ranks + (busy * prefill.num_ranks if prefill else 0.0), requests_s=requests_s,
+        )  # fmt: skip
 
     def least_for(self, requests_s: float) -> Point | None:
         """With as few sequences as let so many requests a second end; None where even all that fit do not."""

@@ -201,20 +201,12 @@ def settle(
         alone = dataclasses.replace(alone, speculative_config=SpeculativeConfig(method="dspark"))
     alone, model, drafter = load.settle(alone, model, directory)
     deployment = Deployment(
-        name=name,
-        model=model,
-        drafter=drafter,
-        config=dataclasses.replace(alone, parallel=config.parallel),
-        device=device,
-        num_nodes=num_nodes,
-        reserve=_NOTHING,
-        context_tokens=context_tokens or min(CONTEXT_TOKENS, alone.max_model_len),
-        experts_format=experts_format,
-        has_sequence_parallel=has_sequence_parallel,
-        has_hybrid_manager=has_hybrid_manager,
-        has_index_cp=has_index_cp,
+        name=name, model=model, drafter=drafter, config=dataclasses.replace(alone, parallel=config.parallel),
+        device=device, num_nodes=num_nodes, reserve=_NOTHING,
+        context_tokens=context_tokens or min(CONTEXT_TOKENS, alone.max_model_len), experts_format=experts_format,
+        has_sequence_parallel=has_sequence_parallel, has_hybrid_manager=has_hybrid_manager, has_index_cp=has_index_cp,
         dual_batch_tokens=dual_batch_tokens,
-    )
+    )  # fmt: skip
     _check(deployment)
     return dataclasses.replace(deployment, num_nodes=_nodes(deployment), reserve=_reserve(deployment, reserve))
 

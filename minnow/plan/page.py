@@ -1,9 +1,10 @@
-"""the planner's page: a query becomes a plan as plain JSON, each number with its status"""
+"""the planner's page: a query becomes a plan as plain JSON, numbers with what they rest on"""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from minnow.core.errors import CapacityError
+from minnow.core.errors import CapacityError, MinnowError
 from minnow.plan import capacity, document, page_command, page_query, page_table, speed, status
 from minnow.plan.capacity import Capacity
 from minnow.plan.page_query import Query
@@ -25,14 +26,23 @@ def choices(served: Mapping[str, str]) -> dict[str, Any]:
 
 
 def answer(query: Mapping[str, str], served: Mapping[str, str]) -> dict[str, Any]:
-    """The plan that a query asks for. Every number is text, with the status of what it rests on.
+    """The plan that a query asks for. Numbers are text; those of tables have statuses.
 
     Raises:
         ConfigError: what is asked for cannot be; names it and the way out.
         CapacityError: not one sequence fits.
     """
-    asked = page_query.read(query, served)
-    found = capacity.measure(asked.settle(asked.strategy))
+    try:
+        return _answer(page_query.read(query, served))
+    except MinnowError as error:
+        text = page_query.worded(str(error))
+        for name, where in served.items():  # where it lies is none of the asker's business
+            text = text if name == where else text.replace(str(Path(where).expanduser()), name).replace(where, name)
+        raise type(error)(text) from None
+
+
+def _answer(asked: Query) -> dict[str, Any]:
+    found = capacity.measure(asked.settle(asked.strategy, asked.num_nodes))
     prefill = _prefill(asked)
     of = found.deployment
     speed.check_acceptance(of, asked.acceptance_length)
@@ -41,10 +51,10 @@ def answer(query: Mapping[str, str], served: Mapping[str, str]) -> dict[str, Any
         try:
             times = Times(asked, found, prefill)
         except CapacityError as error:
-            lacking = str(error)
+            lacking = page_query.worded(str(error))
     nodes = f" on {of.num_nodes} machines" if of.num_nodes > 1 else ""
     return {
-        "title": f"{of.name} on {of.num_ranks} x {of.device.title}{nodes}, {of.strategy}",
+        "title": f"{asked.name} on {of.num_ranks} x {of.device.title}{nodes}, {of.strategy}",
         "counts": page_table.counts(found),
         "bars": page_table.bars(found),
         "load": None if times is None else times.load(),

@@ -10,24 +10,27 @@ from minnow.config import model as model_config
 from minnow.core.errors import ConfigError, MinnowError
 from minnow.plan import asked, capacity, command, recipe, recipe_build, recipe_table, recipe_text
 from minnow.plan.capacity import Capacity
+from minnow.plan.deployment import Deployment
 from minnow.plan.page_query import Query, inputs
+from minnow.plan.page_table import KINDS
 from minnow.plan.recipe_build import Process, Recipe, Word
 
 # What a plan may ask for otherwise than the recipe, as a flag of a serving command.
 _FLAGS = {
-    "kv": "--kv-cache-dtype",
-    "utilization": "--gpu-memory-utilization",
-    "max_seqs": "--max-num-seqs",
-    "watermark": "--watermark",
-    "experts": "--quantization-config.moe",
+    one.name: one.flag for one in inputs({}) if one.name in ("kv", "utilization", "max_seqs", "longest", "watermark")
 }
+_FLAGS |= {"experts": "--quantization-config.moe"}
 _RULE = "asked for in this plan"
+_LATER = "the load is not in it: minnow simulate takes prompts, answers and how often they come"
 _HOSTS = {"prefill": "PREFILL_ADDRESS", "decode": "DECODE_ADDRESS", "head": "HEAD_ADDRESS"}  # to be filled in
 
 
 def of(query: Query, found: Capacity) -> dict[str, Any]:
     """The commands of a plan: "plan", and "serving" with "lacking" where there is no recipe."""
-    plan = {"title": "This plan", "text": typed(query), "status": "", "notes": []}
+    notes = [_LATER] if query.output_tokens or query.num_sequences else []
+    if query.loaded.config.model != query.name:
+        notes.append(f"{query.name} is what the model is called here; on the command line, name its directory")
+    plan = {"title": "This plan", "text": typed(query), "status": "", "notes": notes}
     try:
         recipes = list(_serving(query, found))
     except ConfigError as error:
@@ -39,7 +42,7 @@ def typed(query: Query) -> str:
     """The command line that prints the same plan."""
     flags = {one.name: one.flag for one in inputs({}) if one.flag}
     config = query.loaded.config
-    words = ["minnow plan", shlex.quote(config.model), "--hardware", query.device.name, "--strategy", query.strategy]
+    words = ["minnow plan", shlex.quote(query.name), "--hardware", query.device.name, "--strategy", query.strategy]
     if query.prefill:
         words += ["--prefill", query.prefill]
     for name, flag in flags.items():
@@ -62,12 +65,9 @@ def _serving(query: Query, found: Capacity) -> Iterator[dict[str, Any]]:
             notes += [f"planned with, not launched yet: {word}: {why}" for word, why in one.not_yet.items()]
             reasons = [*one.environment, *one.words] if built.status == "inferred" else []
             yield {
-                "title": f"{name}, {one.title}",
-                "text": one.shell,
-                "status": built.status,
-                "notes": notes,
+                "title": f"{name}, {one.title}", "text": one.shell, "status": built.status, "notes": notes,
                 "reasons": [[recipe_text.pair(word), word.rule] for word in reasons],
-            }
+            }  # fmt: skip
 
 
 def _choose(query: Query) -> recipe.Choice:
@@ -77,9 +77,9 @@ def _choose(query: Query) -> recipe.Choice:
         ConfigError: there is none, and why.
     """
     table = recipe_table.read()
-    name, device, per_node = query.loaded.config.model, query.device.name, query.device.devices_per_node
-    if model_config.known(name) != model_config.known(table.model):
-        raise ConfigError(f"recipes are for {table.model}, not for {name}")
+    device, per_node = query.device.name, query.device.devices_per_node
+    if asked.find(query.loaded.config.model)[1] != model_config.known(table.model):
+        raise ConfigError(f"recipes are for {table.model}, not for {query.name}")
     if device not in table.platform_by_hardware:
         raise ConfigError(f"there is none for {device}; there are some for {', '.join(table.platform_by_hardware)}")
     platform = table.platforms[table.platform_by_hardware[device]]
@@ -112,6 +112,8 @@ def _choose(query: Query) -> recipe.Choice:
 def _asked_for(built: Recipe, query: Query) -> Recipe:
     """The same with the settings that the plan asks for, which nobody has stated."""
     given = {flag: query.given[name] for name, flag in _FLAGS.items() if name in query.given}
+    if "longest" in query.given:  # in figures: engines read 200K in more ways than one
+        given[_FLAGS["longest"]] = str(query.loaded.config.max_model_len)
     if "index" in query.given:
         given["--attention-config"] = json.dumps({"indexer_kv_dtype": query.given["index"]})
     if not given:
@@ -134,7 +136,7 @@ def _laid(words: tuple[Word, ...], given: Mapping[str, str]) -> Iterator[Word]:
 
 
 def _comes_to(built: Recipe, process: Process, query: Query, found: Capacity) -> Iterator[str]:
-    """What an engine of a recipe holds, where that is not what the plan says, and what is to be mended or known."""
+    """How an engine of a recipe differs from the plan, what it holds then, and what is to be mended or known."""
     context = {"context_tokens": found.deployment.context_tokens, "reserve": query.given.get("reserve", "")}
     try:
         loaded = command.read(built, process, {})
@@ -147,5 +149,26 @@ def _comes_to(built: Recipe, process: Process, query: Query, found: Capacity) ->
     count, tokens = holds.num_sequences_engine, engine.context_tokens
     if process.role == "prefill" or count != found.allocated.num_sequences_engine:
         yield f"planned as it stands, it holds {count:,} sequences of {tokens:,} tokens; {holds.binds} binds"
+    of = query.settle(query.prefill) if process.role == "prefill" else found.deployment
+    planned, own = _settings(of), _settings(engine)
+    for name in (name for name in own if own[name] != planned[name]):
+        yield f"planned otherwise: {name} {planned[name]} in the plan, {own[name]} in this command"
     yield from (f"to be mended: {sentence}" for sentence in checked.problems)
     yield from (f"to be known: {sentence}" for sentence in checked.notes)
+
+
+def _settings(of: Deployment) -> dict[str, str]:
+    """What the numbers of a plan depend on, in words that can be compared."""
+    cache, scheduler = of.config.cache, of.config.scheduler
+    formats: dict[str, str] = {group.name: group.format.name for group in capacity.stored_row(of).groups}
+    return {
+        "strategy": of.strategy, "machines": str(of.num_nodes), "drafts a round": str(of.num_drafts),
+        "max_model_len": f"{of.config.max_model_len:,}", "max_num_seqs": f"{scheduler.max_num_seqs:,}",
+        "max_num_batched_tokens": f"{scheduler.max_num_batched_tokens:,}", "watermark": f"{scheduler.watermark:g}",
+        "gpu_memory_utilization": f"{cache.gpu_memory_utilization:g}",
+        **{f"format of {words}": formats.get(name, "none") for name, words in KINDS.items()},
+        "routed experts": of.experts_format or "as stored",
+        "sequence-parallel prefill": "on" if of.has_sequence_parallel else "off",
+        "index scan": "split over ranks" if of.has_index_cp else "whole on every rank",
+        "halves of a step side by side": f"from {of.dual_batch_tokens:,} tokens" if of.dual_batch_tokens else "off",
+    }  # fmt: skip

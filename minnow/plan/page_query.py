@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -46,10 +47,12 @@ _INPUTS = (
      "--gpu-memory-utilization"),
     ("reserve", "Reserve", "Memory", "memory of a rank beside weights and cache", "9GB on a GPU", "--reserve"),
     ("max_seqs", "Most in a step", "Memory", "max_num_seqs: sequences in a step of a replica", "64", "--max-num-seqs"),
+    ("longest", "Longest", "Memory", "max_model_len: tokens of a request, prompt and answer", "as the model's",
+     "--max-model-len"),
     ("watermark", "Watermark", "Memory", "share of the blocks kept free when admitting", "0", "--watermark"),
     ("experts", "Experts", "Memory", "format that routed experts are converted to when loaded", "", "--experts-format"),
 )  # fmt: skip
-_MORE = ("nodes", "calibration", "max_seqs", "watermark", "experts")  # shown when more is asked for
+_MORE = ("nodes", "calibration", "max_seqs", "longest", "watermark", "experts")  # shown when more is asked for
 _MOST_SEQUENCES = 4096  # of a step: a plan takes time in proportion
 _MOST_LETTERS = 64  # of a value; none that is meant has more
 
@@ -59,8 +62,15 @@ _SETTINGS = {
     "index": "attention_config.indexer_kv_dtype",
     "utilization": "gpu_memory_utilization",
     "max_seqs": "max_num_seqs",
+    "longest": "max_model_len",
     "watermark": "watermark",
 }
+_LABELS = {name: label for name, label, *_ in _INPUTS}
+# What planners call an input in their sentences -> what the page calls it.
+_WORDS = {setting: _LABELS[name] for name, setting in _SETTINGS.items() if name != "watermark"}
+_WORDS |= {flag: _LABELS[name] for name, *_, flag in _INPUTS if flag} | {"--no-speculation": "Drafts"}
+_RATE = "requests/s"
+_HERE = ", here"  # of a served model that is called as a published one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +110,7 @@ class Query:
 
     Attributes:
         given: what is not empty, as it was typed.
+        name: of the model, as clients know it; where it lies is none of their business.
         prefill: the strategy of an engine that computes prompts; "" where there is none.
         input_tokens, output_tokens, cached_tokens: of a request; all 0 where none is described.
         num_sequences: side by side; 0 is not given.
@@ -107,6 +118,7 @@ class Query:
     """
 
     given: Mapping[str, str]
+    name: str
     loaded: Loaded
     device: hardware.Sheet
     strategy: str
@@ -121,21 +133,19 @@ class Query:
     acceptance_length: float
     calibrated: calibration.Calibration
 
-    def settle(self, strategy: str) -> Deployment:
+    def settle(self, strategy: str, num_nodes: int = 0) -> Deployment:
         """The deployment with this strategy or another.
+
+        Args:
+            num_nodes: 0 takes as few as hold the devices.
 
         Raises:
             ConfigError: as `asked.settle`.
         """
         return asked.settle(
-            self.loaded,
-            self.device,
-            strategy,
-            context_tokens=self.context_tokens,
-            num_nodes=self.num_nodes if strategy == self.strategy else 0,
-            reserve=self.given.get("reserve", ""),
-            experts_format=self.given.get("experts", ""),
-        )
+            self.loaded, self.device, strategy, context_tokens=self.context_tokens, num_nodes=num_nodes,
+            reserve=self.given.get("reserve", ""), experts_format=self.given.get("experts", ""),
+        )  # fmt: skip
 
 
 def inputs(served: Mapping[str, str]) -> tuple[Input, ...]:
@@ -144,7 +154,7 @@ def inputs(served: Mapping[str, str]) -> tuple[Input, ...]:
     Args:
         served: models that are served here, by their names in the API.
     """
-    return _inputs(tuple(served))
+    return _inputs(tuple(_values(served)))
 
 
 @functools.cache
@@ -157,6 +167,19 @@ def _inputs(served: tuple[str, ...]) -> tuple[Input, ...]:
         )
         for name, label, group, hint, default, flag in _INPUTS
     )  # fmt: skip
+
+
+def worded(text: str) -> str:
+    """A planner's sentence with the page's own names of inputs."""
+    return re.sub(r"(?<![\w-])--?[a-z][\w.-]*\w|\b[a-z]+(?:_[a-z]+)+\b", lambda at: _WORDS.get(at[0], at[0]), text)
+
+
+def _values(served: Mapping[str, str]) -> dict[str, str]:
+    """Served models by their values in a query; a published name goes on meaning the published model."""
+    published = model_config.known_names()
+    return {
+        name + _HERE * (name in published): name for name in served if name not in published or served[name] != name
+    }
 
 
 def _options(served: Iterable[str]) -> dict[str, tuple[Option, ...]]:
@@ -186,37 +209,32 @@ def read(query: Mapping[str, str], served: Mapping[str, str]) -> Query:
     for name, text in given.items():
         if name not in known:
             raise ConfigError(f"a plan has no {name[:_MOST_LETTERS]!r}; it has {', '.join(known)}")
-        if len(text) > _MOST_LETTERS:
-            raise ConfigError(f"{name} has {len(text):,} letters; a value has {_MOST_LETTERS} at most")
-        words = [option.value for option in known[name].options]
+        label, words = _LABELS[name], [option.value for option in known[name].options]
+        if text not in words and len(text) > _MOST_LETTERS:
+            raise ConfigError(f"{label} has {len(text):,} letters; a value has {_MOST_LETTERS} at most")
         if words and text not in words:
-            raise ConfigError(f"{name} is {text!r}; it must be one of {', '.join(word for word in words if word)}")
-    name = given.get("model", MODEL)
+            raise ConfigError(f"{label} is {text!r}; it must be one of {', '.join(word for word in words if word)}")
+    value = given.get("model", MODEL)
+    name = _values(served).get(value, value)
     settings: dict[str, object] = {setting: given[key] for key, setting in _SETTINGS.items() if key in given}
-    settings["model"] = served.get(name, name)
+    settings["model"] = value if value not in _values(served) else served[name]
     if given.get("drafts"):
         settings["speculation"] = False
     loaded = load.from_values(settings, {})
     if loaded.config.scheduler.max_num_seqs > _MOST_SEQUENCES:
-        raise ConfigError(f"max_num_seqs is {given['max_seqs']}; the page takes {_MOST_SEQUENCES:,} at most")
+        raise ConfigError(f"{_LABELS['max_seqs']} is {given['max_seqs']}; the page takes {_MOST_SEQUENCES:,} at most")
     device = hardware.read(given.get("hardware", HARDWARE))
     prefill = given.get("prefill", "")
     found = Query(
-        given=given,
-        loaded=loaded,
-        device=device,
-        strategy=given.get("strategy", STRATEGY) + given.get("devices", DEVICES),
-        prefill=prefill and prefill + given.get("prefill_devices", PREFILL_DEVICES),
-        context_tokens=_whole(given, "context"),
-        num_nodes=_whole(given, "nodes"),
-        input_tokens=_whole(given, "input"),
-        output_tokens=_whole(given, "output"),
-        cached_tokens=_whole(given, "cached"),
-        num_sequences=_whole(given, "sequences"),
-        requests_s=asked.real(given.get("rate", "0"), "rate"),
-        acceptance_length=asked.real(given.get("acceptance", "1"), "--acceptance-length"),
+        given=given, name=name, loaded=loaded, device=device,
+        strategy=given.get("strategy", STRATEGY) + _devices(given, "devices", DEVICES),
+        prefill=prefill and prefill + _devices(given, "prefill_devices", PREFILL_DEVICES),
+        context_tokens=_whole(given, "context"), num_nodes=_whole(given, "nodes"), input_tokens=_whole(given, "input"),
+        output_tokens=_whole(given, "output"), cached_tokens=_whole(given, "cached"),
+        num_sequences=_whole(given, "sequences"), requests_s=asked.real(given.get("rate", "0"), _RATE),
+        acceptance_length=asked.real(given.get("acceptance", "1"), _LABELS["acceptance"]),
         calibrated=calibration.read(given.get("calibration", "") or device.kind),
-    )
+    )  # fmt: skip
     _check_traffic(found)
     return found
 
@@ -224,22 +242,31 @@ def read(query: Mapping[str, str], served: Mapping[str, str]) -> Query:
 def _check_traffic(query: Query) -> None:
     if bool(query.input_tokens) != bool(query.output_tokens):
         has, lacks = ("input", "output") if query.input_tokens else ("output", "input")
-        raise ConfigError(f"{has} is {query.given[has]}, and {lacks} is left out; give both, or neither")
+        raise ConfigError(
+            f"{_LABELS[has]} is {query.given[has]}, and {_LABELS[lacks]} is left out; give both, or neither"
+        )
     if query.cached_tokens > max(query.input_tokens - 1, 0):
         raise ConfigError(
-            f"cached is {query.given['cached']}, but a prompt has {query.input_tokens:,} tokens, of which one at least "
-            "is computed; give less"
+            f"{query.given['cached']} tokens of the prompt are cached, but it has {query.input_tokens:,}, of which one "
+            "at least is computed; give less"
         )
     if not math.isfinite(query.requests_s) or query.requests_s < 0:
-        raise ConfigError(f"rate is {query.given['rate']!r}; a number of requests a second is needed")
+        raise ConfigError(f"{_RATE} is {query.given['rate']!r}; a number of requests a second is needed")
     if query.requests_s and not query.output_tokens:
-        raise ConfigError("rate is given, but not how long requests are; give input and output, too")
+        raise ConfigError(f"{_RATE} is given, but not how long requests are; give Prompt and Answer, too")
     if query.requests_s and query.num_sequences:
-        raise ConfigError("rate and sequences are both given; leave one out")
+        raise ConfigError(f"{_RATE} and {_LABELS['sequences']} are both given; leave one out")
 
 
 def _whole(given: Mapping[str, str], name: str) -> int:
-    return asked.whole(given.get(name, ""), name)
+    return asked.whole(given.get(name, ""), _LABELS[name])
+
+
+def _devices(given: Mapping[str, str], name: str, usual: str) -> str:
+    text = given.get(name, usual)
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ConfigError(f"{_LABELS[name]} is {text!r}; a whole number of devices is needed, 1 or more")
+    return str(int(text))
 
 
 def _named(names: Iterable[str], group: str = "") -> tuple[Option, ...]:

@@ -1,17 +1,17 @@
-"""what the planner's page shows of time: steps, a load, the frontier, costs; each number with its status"""
+"""what the planner's page shows of time: steps, a load, the frontier, costs; numbers with what they rest on"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from minnow.core.errors import MinnowError
 from minnow.core.units import show_decimal, show_seconds
-from minnow.plan import calibration, speed
+from minnow.plan import calibration, roofline, speed
 from minnow.plan.calibration import Calibration
 from minnow.plan.capacity import Capacity
 from minnow.plan.curve import Curve, Point, Traffic, mark
 from minnow.plan.deployment import Deployment
-from minnow.plan.page_query import STRATEGIES, Query
-from minnow.plan.page_table import FORWARD, cache_status, cell, table
+from minnow.plan.page_query import STRATEGIES, Query, worded
+from minnow.plan.page_table import FORWARD, cache_status, cell, draft_status, table
 from minnow.plan.speed import Speed
 from minnow.plan.status import weakest
 
@@ -40,9 +40,13 @@ class Times:
                 input_tokens=query.input_tokens, output_tokens=query.output_tokens, cached_tokens=query.cached_tokens
             )
         self._curve(found.deployment, query.calibrated)
-        self._bound = _bound_status(found.deployment, self._timed)
-        self._reached = weakest(self._bound, _calibrated_status(query.calibrated))
-        self._full = weakest(self._reached, cache_status(found))  # of what depends on how many sequences fit
+        of = found.deployment
+        self._room = cache_status(found)  # of how many sequences fit, and of what depends on that
+        self._bytes = weakest(FORWARD, draft_status(of) if of.num_drafts else "")
+        self._bound = weakest(self._bytes, *_rate_statuses(of, self._timed))
+        # No plan is one of the steps that a calibration was fitted on: here it is used elsewhere.
+        self._reached = weakest(self._bound, "" if query.calibrated == calibration.BOUND else "extrapolated")
+        self._full = weakest(self._reached, self._room)
 
     def tables(self) -> Iterator[dict[str, Any]]:
         """Steps, parts of the full one, costs."""
@@ -56,17 +60,17 @@ class Times:
         kinds = [word for word in STRATEGIES if word != self._query.strategy.rstrip("0123456789")]
         words = [self._query.strategy, *(f"{kind}{of.num_ranks}" for kind in kinds)]
         by_strategy: dict[str, tuple[Point, ...]] = {}
-        missing = []
+        missing, rests = [], self._full
         for word in words if of.num_ranks > 1 else words[:1]:
             try:
                 other = of if word == self._query.strategy else self._query.settle(word)
                 by_strategy.setdefault(other.strategy, self._curve(other, self._query.calibrated).points())
+                rests = weakest(rests, other.reserve.status)
             except MinnowError as error:
-                missing.append(f"{word.upper()}: {error}")
+                missing.append(f"{word.upper()}: {worded(str(error))}")
         marked = mark(point for points in by_strategy.values() for point in points)
         shown = [self._point(point, is_own=point.strategy == of.strategy) for point in marked]
         best = sorted((point for point in marked if point.is_best), key=lambda point: -point.answers_s)
-        rests = self._full
         head = (
             "strategy", cell("side by side", rests), cell("tokens/s each", rests), cell("tokens/s a device", rests),
             cell("step", rests),
@@ -77,36 +81,30 @@ class Times:
             for p in best
         ]  # fmt: skip
         return {
-            "x": "tokens/s of each sequence",
-            "y": "tokens/s of answers a device",
-            "status": rests,
-            "points": shown,
-            "table": table("The best of these points", head, rows),
-            "notes": [*self._words(), *missing],
-        }
+            "x": "tokens/s of each sequence", "y": "tokens/s of answers a device", "status": rests, "points": shown,
+            "table": table("The best of these points", head, rows), "notes": [*self._words(), *missing],
+        }  # fmt: skip
 
     def load(self) -> dict[str, Any]:
         """What the engine does under the load that is asked for, at the bound and as calibrated."""
         of, query = self._found.deployment, self._query
         notes, replicas = self._words(), of.config.parallel.data_parallel_size
         curve = self._curve(of, query.calibrated)
-        count = min(-(-query.num_sequences // replicas), curve.most) if query.num_sequences else curve.most
-        if query.num_sequences % replicas:
-            notes.append("Each replica has as many as the fullest.")
-        if query.num_sequences > curve.most * replicas:
-            notes.append(
-                f"{query.num_sequences - curve.most * replicas:,} of the sequences wait; {curve.most * replicas:,} fit"
-            )
+        most = curve.most * replicas
+        total = min(query.num_sequences or most, most)
+        count = -(-total // replicas)
+        if total % replicas:
+            notes.append("Replicas have unequal numbers; a step takes as long as that of the fullest.")
+        if query.num_sequences > most:
+            notes.append(f"{query.num_sequences - most:,} of the sequences wait; {most:,} fit")
         if query.requests_s:
-            least, most = curve.least_for(query.requests_s), curve.at(curve.most)
+            least, ends = curve.least_for(query.requests_s), curve.at(curve.most).requests_s
             if least is None:
-                engines = -(-query.requests_s // most.requests_s)
-                notes.append(
-                    f"one engine ends {most.requests_s:.3g} requests/s at most; {engines:,.0f} of them are needed"
-                )
+                engines = -(-query.requests_s // ends)
+                notes.append(f"one engine ends {ends:.3g} requests/s at most; {engines:,.0f} of them are needed")
             else:
-                count = least.num_sequences // replicas
-        bound, reached = self._curve(of, calibration.BOUND).at(count), curve.at(count)
+                count, total = least.num_sequences // replicas, least.num_sequences
+        bound, reached = self._curve(of, calibration.BOUND).at(count, total), curve.at(count, total)
         rows = [(name, *(show(point) for point in (bound, reached))) for name, show in _FIGURES]
         if self._traffic.output_tokens:
             rows.append(("requests/s", f"{bound.requests_s:,.3g}", f"{reached.requests_s:,.3g}"))
@@ -121,7 +119,7 @@ class Times:
             rows.append((f"$ a million tokens, {basis}", *(f"{each:,.3f} $" for each in dollars)))
         paid = [of.device.figures[f"price_{basis}"].status for basis in prices]
         head = (
-            "", cell("bound", weakest(self._bound, cache_status(self._found), *paid)),
+            "", cell("bound", weakest(self._bound, self._room, *paid)),
             cell("calibrated", weakest(self._full, *paid)),
         )  # fmt: skip
         return table(f"Load: {reached.num_sequences:,} sequences side by side", head, rows, notes)
@@ -130,20 +128,22 @@ class Times:
 
     def _steps(self) -> dict[str, Any]:
         head = (
-            "a rank's step", cell("tokens", FORWARD), cell("bytes", FORWARD), cell("bound", self._bound),
+            "a rank's step", cell("tokens", FORWARD), cell("bytes", self._bytes), cell("bound", self._bound),
             cell("calibrated", self._reached), cell("tokens/s each", self._reached),
             cell("tokens/s in all", self._reached),
         )  # fmt: skip
-        rows = [
-            (
+        of, rows, own = self._timed, [], ["", *(one["status"] for one in head if isinstance(one, dict))]
+        for step in of.steps:
+            texts = (
                 step.words, f"{step.work.num_tokens:,}", show_decimal(step.reached.num_bytes),
                 show_seconds(step.bound.seconds), show_seconds(step.reached.seconds),
                 f"{step.answers_s:,.1f}" if step.answers_s else "-",
                 f"{step.num_answers / step.reached.seconds:,.0f}" if step.answers_s else "-",
-            )
-            for step in self._timed.steps
-        ]  # fmt: skip
-        of = self._timed
+            )  # fmt: skip
+            # How many decode in all but the first follows from how many fit: so does all that stands in such a row.
+            is_room = step.answers_s and step is not of.steps[0]
+            rows.append([cell(text, weakest(word, self._room)) if is_room else text
+                         for text, word in zip(texts, own, strict=True)])  # fmt: skip
         notes = [
             f"A prompt of full length alone takes {show_seconds(of.prompt_s)} to its first token: {self._reached}."
         ]
@@ -173,9 +173,10 @@ class Times:
         for name, size, low, high in (*rest, ("whatever is in it", "-", bound.constant_s, reached.constant_s)):
             share = f"{high / reached.seconds:.1%}"
             rows.append((name, size, "-", "-", show_seconds(low), show_seconds(high), share))
+        size = weakest(self._bytes, self._room)
         head = (
-            "part", cell("bytes", FORWARD), cell("G operations", FORWARD), "arithmetic", cell("bound", self._bound),
-            cell("calibrated", self._reached), cell("share", self._reached),
+            "part", cell("bytes", size), cell("G operations", size), "arithmetic",
+            cell("bound", weakest(self._bound, self._room)), cell("calibrated", self._full), cell("share", self._full),
         )  # fmt: skip
         return table(f"Parts of a step: {step.words}", head, rows)
 
@@ -220,13 +221,10 @@ class Times:
     def _point(point: Point, *, is_own: bool) -> dict[str, Any]:
         each, device = f"{point.answers_s:,.1f}", f"{point.device_answers_s:,.0f}"
         return {
-            "strategy": point.strategy,
-            "x": point.answers_s,
-            "y": point.device_answers_s,
-            "is_best": point.is_best,
+            "strategy": point.strategy, "x": point.answers_s, "y": point.device_answers_s, "is_best": point.is_best,
             "is_own": is_own,
             "words": f"{point.strategy}, {point.num_sequences:,} side by side: {each} tokens/s each, {device} a device",
-        }
+        }  # fmt: skip
 
 
 _FIGURES: tuple[tuple[str, Callable[[Point], str]], ...] = (
@@ -237,13 +235,10 @@ _FIGURES: tuple[tuple[str, Callable[[Point], str]], ...] = (
 )
 
 
-def _bound_status(of: Deployment, timed: Speed) -> str:
+def _rate_statuses(of: Deployment, timed: Speed) -> Iterator[str]:
     """Of the rates that times rest on."""
     names = {"memory_bandwidth", *(part.rate for step in timed.steps for part in step.bound.parts)}
-    names |= {"scale_up"} if of.num_ranks > 1 else set()
-    return weakest(FORWARD, *(figure.status for name, figure in of.device.figures.items() if name in names))
-
-
-def _calibrated_status(calibrated: Calibration) -> str:
-    """No plan is one of the steps that something was fitted on: there it is used elsewhere."""
-    return "extrapolated" if calibrated.fitted_on else ""
+    yield from (figure.status for name, figure in of.device.figures.items() if name in names)
+    if of.num_ranks > 1:
+        rate, assumed = roofline.link_of(of)
+        yield weakest(rate.status, "convention" if assumed else "")

@@ -1,18 +1,18 @@
-"""what the planner's page shows of memory: counts, bars and tables as plain JSON, each number with its status"""
+"""what the planner's page shows of memory: counts, bars and tables as plain JSON, numbers with what they rest on"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from minnow.config import model as model_config
 from minnow.core.units import show_bytes, show_decimal, show_seconds
-from minnow.plan import claims, hardware, report, transfer
+from minnow.plan import claims, hardware, report, roofline, transfer
 from minnow.plan.capacity import Capacity, Holding
 from minnow.plan.deployment import Deployment
 from minnow.plan.status import weakest
 
 FORWARD = "forward"  # follows from the model's configuration by the functions that the engine allocates by
 _DRAFTER_CLAIM = "R2"  # says what a published drafter's part of a block rests on
-_KINDS = {"kv": "K and V", "index": "index keys", "draft": "drafter's keys"}
+KINDS = {"kv": "K and V", "index": "index keys", "draft": "drafter's keys"}
 
 
 def cell(text: str, status: str = "", note: str = "") -> dict[str, str]:
@@ -34,6 +34,13 @@ def cache_status(found: Capacity) -> str:
     """What the room for the cache rests on, and how many sequences fit with it."""
     status_by_name = {name: status for name, _, status, _ in report.assumed(found)}
     return weakest(*(status_by_name[name] for name in ("memory of a device", "gpu_memory_utilization", "reserve")))
+
+
+def draft_status(of: Deployment) -> str:
+    """A published drafter's shape was read off published numbers; one that is here says its own."""
+    if of.name not in model_config.known_names():
+        return "config"
+    return next(claim.status for claim in claims.CLAIMS if claim.id == _DRAFTER_CLAIM)
 
 
 def counts(found: Capacity) -> list[dict[str, Any]]:
@@ -59,6 +66,11 @@ def bars(found: Capacity) -> list[dict[str, Any]]:
 def assumptions(found: Capacity) -> dict[str, Any]:
     """What the plan takes for granted."""
     rows = [(name, cell(value, status), note) for name, value, status, note in report.assumed(found)]
+    of = found.deployment
+    if of.num_nodes > 1 and of.num_ranks > of.device.scale_up_devices:
+        rate, words = roofline.link_of(of)
+        rests = weakest(rate.status, "convention")
+        rows.append(("link of machines", cell(f"{rate.written}, one way", rests), f"{words}, assumed"))
     return table("Assumptions", ("", "value", "rests on"), rows)
 
 
@@ -71,7 +83,7 @@ def token(found: Capacity) -> dict[str, Any]:
         copies = ", whole on every rank" if group.name == "index" and num_ranks > 1 else ""
         size = cell(f"{group.token_bytes * group.num_layers:,} B", _group_status(found, group.name))
         words = f"{group.num_layers} layers, {heads}, {group.format.name}{copies}"
-        rows.append((_KINDS[group.name], size, cell(words, "config")))
+        rows.append((KINDS[group.name], size, cell(words, "config")))
     words = f"{layout.token_bytes * num_ranks:,} B on the {num_ranks} ranks of a replica" if num_ranks > 1 else ""
     rests = _layout_status(found, found.allocated)
     rows.append(("sum", cell(f"{layout.token_bytes:,} B", rests), cell(words, rests if words else "")))
@@ -135,12 +147,10 @@ def _count(found: Capacity, holding: Holding) -> dict[str, Any]:
     if replicas == 1:
         rows = rows[1:]
     return {
-        "name": holding.accounting.name,
-        "words": holding.accounting.words,
-        "count": cell(f"{holding.num_sequences_engine:,}", rests),
-        "of": f"sequences of {of.context_tokens:,} tokens",
+        "name": holding.accounting.name, "words": holding.accounting.words,
+        "count": cell(f"{holding.num_sequences_engine:,}", rests), "of": f"sequences of {of.context_tokens:,} tokens",
         "rows": rows,
-    }
+    }  # fmt: skip
 
 
 def _parts(found: Capacity, holding: Holding) -> Iterator[dict[str, Any]]:
@@ -162,12 +172,12 @@ def _parts(found: Capacity, holding: Holding) -> Iterator[dict[str, Any]]:
         words = "for sequence-parallel prefill"
         yield part("weights", "output projections again", of.copied_bytes, _weights_status(of), words)
     if of.drafter_bytes:
-        yield part("drafter", "drafter weights", of.drafter_bytes, _draft_status(of), "within the reserve")
+        yield part("drafter", "drafter weights", of.drafter_bytes, draft_status(of), "within the reserve")
     rest = "activations, graphs, buffers" if of.drafter_bytes else "reserve: activations, graphs, buffers"
     yield part("reserve", rest, of.reserve.num_bytes - of.drafter_bytes, of.reserve.status, of.reserve.words)
     for group in holding.layout.groups:
         own = group.token_bytes * group.num_layers / holding.layout.token_bytes
-        yield part(group.name, f"cache: {_KINDS[group.name]}", int(memory.cache_bytes * own), rests, group.format.name)
+        yield part(group.name, f"cache: {KINDS[group.name]}", int(memory.cache_bytes * own), rests, group.format.name)
     if left_bytes := max(memory.limit_bytes - memory.total_bytes, 0):
         yield part("spare", "left over", left_bytes, rests, "less than a block, or more than the cache may take")
     kept = all_bytes - memory.limit_bytes
@@ -178,15 +188,8 @@ def _weights_status(of: Deployment) -> str:
     return FORWARD if of.name in model_config.known_names() else "config"
 
 
-def _draft_status(of: Deployment) -> str:
-    """A published drafter's shape was read off published numbers; one that is here says its own."""
-    if of.name not in model_config.known_names():
-        return "config"
-    return next(claim.status for claim in claims.CLAIMS if claim.id == _DRAFTER_CLAIM)
-
-
 def _group_status(found: Capacity, name: str) -> str:
-    return _draft_status(found.deployment) if name == "draft" else _weights_status(found.deployment)
+    return draft_status(found.deployment) if name == "draft" else _weights_status(found.deployment)
 
 
 def _layout_status(found: Capacity, holding: Holding) -> str:

@@ -142,16 +142,10 @@ class Rank:
         )
         self._handed = _Handed() if is_handed else None
         self._scheduler = Scheduler(
-            shape.scheduler,
-            self.blocks,
-            max_model_len=shape.max_model_len,
-            eos_token_ids=(),
-            seed=0,
-            enable_prefix_caching=shape.has_prefix_cache,
-            num_speculative_tokens=shape.num_drafts,
-            source=self._handed or self.tier,
-            clock=clock,
-        )
+            shape.scheduler, self.blocks, max_model_len=shape.max_model_len, eos_token_ids=(), seed=0,
+            enable_prefix_caching=shape.has_prefix_cache, num_speculative_tokens=shape.num_drafts,
+            source=self._handed or self.tier, clock=clock,
+        )  # fmt: skip
         self._acceptances = acceptances
         self._queue: deque[Job] = deque()
         self._job_by_id: dict[str, Job] = {}

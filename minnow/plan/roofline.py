@@ -28,7 +28,7 @@ from minnow.kernels.contract import Cost
 from minnow.plan import calibration, capacity, hardware
 from minnow.plan.calibration import Calibration, Kind
 from minnow.plan.deployment import Deployment
-from minnow.plan.hardware import Sheet
+from minnow.plan.hardware import Figure
 from minnow.plan.work import Limits, Work, limits_of
 
 # The arithmetic that products with weights of a format are done in: the first that a device has a rate for. A CPU
@@ -451,27 +451,35 @@ def _operations_s(deployment: Deployment) -> dict[str, float]:
     return found
 
 
-def link_of(deployment: Deployment, num_group_ranks: int) -> tuple[Sheet, str]:
-    """What joins neighbouring ranks: the sheet and the figure with its rate.
+def link_of(deployment: Deployment, num_group_ranks: int = 0) -> tuple[Figure, str]:
+    """The rate of what joins neighbouring ranks; and what that is, where it is only assumed.
 
     Beyond what scales up, and between machines where nothing does, it is one network card a rank: an assumption.
+
+    Args:
+        num_group_ranks: that talk to each other; 0 takes the largest group there is.
+
+    Raises:
+        ConfigError: the device's sheet does not have its rate.
     """
-    device = deployment.device
+    device, ranks = deployment.device, budget.ranks_of(deployment.mesh)
     has_domain = device.scale_up_devices > device.devices_per_node
     reach = device.scale_up_devices if has_domain else deployment.num_ranks // deployment.num_nodes
-    return (device, "scale_up") if num_group_ranks <= reach else (hardware.read(_NETWORK), "rate")
+    if (num_group_ranks or max(ranks.tp, ranks.ep)) > reach:
+        network = hardware.read(_NETWORK)
+        return network.figures["rate"], f"a {network.title} each"
+    figure(deployment, "scale_up")  # or says what is lacking
+    return device.figures["scale_up"], ""
 
 
 def _link_bytes_s(deployment: Deployment, num_group_ranks: int) -> float:
     """Of a rank to the others of its group, one way; 0 where there are none."""
     if num_group_ranks == 1:
         return 0.0
-    sheet, name = link_of(deployment, num_group_ranks)
-    if name not in sheet.figures:
-        return figure(deployment, name)
-    rate = sheet.figures[name].value
+    device, (rate, assumed) = deployment.device, link_of(deployment, num_group_ranks)
     # In a full mesh each pair has its own links, so few devices reach few of them.
-    return rate * (num_group_ranks - 1) / (sheet.devices_per_node - 1) if sheet.is_mesh else rate
+    is_part = device.is_mesh and not assumed
+    return rate.value * ((num_group_ranks - 1) / (device.devices_per_node - 1) if is_part else 1)
 
 
 def _affine(held: Iterable[Held]) -> tuple[float, Cost]:

@@ -153,27 +153,17 @@ def simulate(cluster: Cluster, workload: Workload, device: Sheet, seed: int = 0)
     total = (recorder.input_tokens + recorder.output_tokens) * rate
     token_s, tpot_s = _percentiles(recorder.token_s), _percentiles(recorder.tpot_s)
     return Outcome(
-        num_requests=len(recorder.e2e_s),
-        num_warmups=recorder.num_warmups,
-        num_refused=simulator.num_refused,
-        first_refusal=simulator.first_refusal,
-        num_devices=cluster.num_devices,
-        duration_s=duration_s,
-        skipped_s=simulator.skipped_s,
-        ttft_s=_percentiles(recorder.ttft_s),
-        tpot_s=tpot_s,
-        e2e_s=_percentiles(recorder.e2e_s),
-        e2e_interactivity=1 / token_s.p90 if token_s.p90 else 0.0,
-        tpot_interactivity=1 / tpot_s.p50 if tpot_s.p50 else 0.0,
-        input_tokens=recorder.input_tokens,
-        cached_tokens=recorder.cached_tokens,
-        output_tokens=recorder.output_tokens,
-        total_tokens_s_device=total,
+        num_requests=len(recorder.e2e_s), num_warmups=recorder.num_warmups, num_refused=simulator.num_refused,
+        first_refusal=simulator.first_refusal, num_devices=cluster.num_devices, duration_s=duration_s,
+        skipped_s=simulator.skipped_s, ttft_s=_percentiles(recorder.ttft_s), tpot_s=tpot_s,
+        e2e_s=_percentiles(recorder.e2e_s), e2e_interactivity=1 / token_s.p90 if token_s.p90 else 0.0,
+        tpot_interactivity=1 / tpot_s.p50 if tpot_s.p50 else 0.0, input_tokens=recorder.input_tokens,
+        cached_tokens=recorder.cached_tokens, output_tokens=recorder.output_tokens, total_tokens_s_device=total,
         output_tokens_s_device=recorder.output_tokens * rate,
         prices=tuple(_prices(device, total, recorder.output_tokens * rate)),
         decode=_pool(simulator.engines, end_s, is_handed=bool(simulator.prefill)),
         prefill=_pool(simulator.prefill, end_s) if simulator.prefill else None,
-    )
+    )  # fmt: skip
 
 
 def _percentiles(values: "array[float]") -> Percentiles:

@@ -70,13 +70,10 @@ def measure(capacity: Capacity, calibrated: Calibration, acceptance_length: floa
         done = work.add_up(rows, reached.limits)
         time, num_ranks = reached.time(done), of.config.parallel.data_parallel_size
         return Step(
-            words=words,
-            work=done,
-            bound=bound.time(done),
-            reached=time,
+            words=words, work=done, bound=bound.time(done), reached=time,
             num_answers=len(rows) * acceptance_length * num_ranks if is_answer else 0.0,
             answers_s=acceptance_length / time.seconds if is_answer else 0.0,
-        )
+        )  # fmt: skip
 
     counts = sorted({1, max(most // 4, 1), most})
     decoding = [step(f"decode, {n} x {context:,} tokens", [row] * n, is_answer=True) for n in counts]
@@ -88,13 +85,9 @@ def measure(capacity: Capacity, calibrated: Calibration, acceptance_length: floa
         for base, price in prices(of).items()
     }
     return Speed(
-        calibrated=calibrated,
-        acceptance_length=acceptance_length,
-        steps=(*decoding, prompt),
-        full=full,
-        prompt_s=prompt_seconds(reached, context),
-        dollars_by_base=dollars,
-    )
+        calibrated=calibrated, acceptance_length=acceptance_length, steps=(*decoding, prompt), full=full,
+        prompt_s=prompt_seconds(reached, context), dollars_by_base=dollars,
+    )  # fmt: skip
 
 
 def max_in_step(of: Deployment) -> int:

@@ -96,16 +96,10 @@ def add_up(rows: list[Row], limits: Limits) -> Work:
             num_drafting += 1
             window_tokens += min(context, window) if window else context
     return Work(
-        num_sequences=len(rows),
-        num_tokens=num_tokens,
-        num_logits=num_logits,
-        num_drafting=num_drafting,
-        context_tokens=context_tokens,
-        chosen_tokens=chosen_tokens,
-        window_tokens=window_tokens,
-        context_pairs=context_pairs,
-        chosen_pairs=chosen_pairs,
-    )
+        num_sequences=len(rows), num_tokens=num_tokens, num_logits=num_logits, num_drafting=num_drafting,
+        context_tokens=context_tokens, chosen_tokens=chosen_tokens, window_tokens=window_tokens,
+        context_pairs=context_pairs, chosen_pairs=chosen_pairs,
+    )  # fmt: skip
 
 
 def _chosen_pairs(count: int, context: int, most: int) -> float:

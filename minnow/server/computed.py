@@ -27,6 +27,9 @@ def routes(compute_by_path: Mapping[str, Compute]) -> Sequence[BaseRoute]:
     def route(path: str, compute: Compute) -> Route:
         async def answer(request: Request) -> Response:
             nonlocal num_open
+            # A key lets pages of other sites in; their browsers ask for leave before they send one.
+            if request.headers.get("sec-fetch-site") == "cross-site" and "authorization" not in request.headers:
+                raise RequestError("a page of another site may not ask this server", code="cross_site", status=403)
             query = _read(request)
             if num_open >= _MAX_OPEN:
                 raise RequestError("too many such questions at once; ask again", code="busy", status=429)

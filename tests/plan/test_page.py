@@ -12,7 +12,18 @@ import pytest
 from minnow.cli.main import main
 from minnow.core.errors import CapacityError, ConfigError
 from minnow.core.units import show_decimal, show_seconds
-from minnow.plan import calibration, capacity, claims, hardware, page, page_query, published, speed, status
+from minnow.plan import (
+    calibration,
+    capacity,
+    claims,
+    hardware,
+    page,
+    page_query,
+    published,
+    roofline,
+    speed,
+    status,
+)
 from minnow.plan.curve import Curve, Traffic
 from tests.tiny import write_tiny
 
@@ -107,7 +118,7 @@ def test_the_frontier_has_the_engine_and_others_of_as_many_devices() -> None:
     frontier = answer()["frontier"]
     assert {point["strategy"] for point in frontier["points"]} == {"DEP4", "TP4", "TEP4"}
     assert {point["strategy"] for point in frontier["points"] if point["is_own"]} == {"DEP4"}
-    assert any(note.startswith("DP4: one sequence of max_model_len") for note in frontier["notes"])  # why not
+    assert any(note.startswith("DP4: one sequence of Longest") for note in frontier["notes"])  # why not
     best = [(point["x"], point["y"]) for point in frontier["points"] if point["is_best"]]
     assert len(best) == len(frontier["table"]["rows"])
     assert sorted(best) == sorted(best, key=lambda at: -at[1])  # more of one is less of the other
@@ -203,7 +214,8 @@ def test_a_recipe_that_holds_something_else_says_what() -> None:
 @pytest.mark.parametrize(
     "query",
     [{}, {"context": "200K", "kv": "fp8", "index": "fp8", "reserve": "11GB", "max_seqs": "32", "watermark": "0.05"},
-     {"model": "m3", "devices": "8", "drafts": "off", "experts": "mxfp4"}, {**PD, "calibration": "bound"}],
+     {"model": "m3", "devices": "8", "drafts": "off", "experts": "mxfp4"}, {**PD, "calibration": "bound"},
+     {**PD, "prefill_devices": "3", "nodes": "2"}, {"longest": "300K", "strategy": "tp"}],
     ids=str,
 )  # fmt: skip
 def test_the_command_line_prints_the_same_plan(query: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,34 +237,55 @@ def test_a_model_that_is_served_here_is_asked_for_by_its_name_alone(tmp_path: Pa
     assert found["no_times"].startswith("No times: the sheet of here has no [")
     assert (found["load"], found["frontier"], found["times"]) == (None, None, [])
     assert "config" in {part["status"] for part in found["bars"][0]["parts"]}
-    assert "model is '/" in refusal(model=str(tmp_path))  # no directory is within reach
+    assert "Model is '/" in refusal(model=str(tmp_path))  # no directory is within reach
+
+
+def test_where_a_served_model_lies_is_not_told(tmp_path: Path) -> None:
+    write_tiny(tmp_path, family="llama")
+    long = "a/" + "b" * 80
+    served = {"m3": str(tmp_path), long: str(tmp_path), "m3.1-flash": "m3.1-flash"}
+    assert [one["value"] for one in page.choices(served)["inputs"][0]["options"]] == [
+        "m3", "m3-mxfp8", "m3.1-flash", "m3, here", long,
+    ]  # fmt: skip
+    for value, name in (("m3, here", "m3"), (long, long)):
+        found = page.answer({"model": value, "hardware": "here", "strategy": "tp", "devices": "1"}, served)
+        assert found["title"].startswith(f"{name} on 1 x ")
+        assert found["commands"]["plan"]["text"].startswith(f"minnow plan {name} --hardware here")
+        assert found["commands"]["lacking"].endswith(f", not for {name}")
+        assert str(tmp_path) not in json.dumps(found)
+    assert page.answer({"model": "m3", "devices": "8"}, served)["title"].startswith("m3 on 8 x NVIDIA B300")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as error:
+        page.answer({"model": "m3, here"}, served)
+    assert str(tmp_path) not in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"model": "m4"}, "model is 'm4'; it must be one of m3, m3-mxfp8, m3.1-flash"),
-        ({"hardware": "/etc/x.toml"}, "hardware is '/etc/x.toml'; it must be one of b200, b300"),
-        ({"calibration": "/x.toml"}, "calibration is '/x.toml'; it must be one of bound, "),
+        ({"model": "m4"}, "Model is 'm4'; it must be one of m3, m3-mxfp8, m3.1-flash"),
+        ({"hardware": "/etc/x.toml"}, "Hardware is '/etc/x.toml'; it must be one of b200, b300"),
+        ({"calibration": "/x.toml"}, "Calibration is '/x.toml'; it must be one of bound, "),
         ({"hardwear": "b300"}, "a plan has no 'hardwear'; it has model, hardware"),
-        ({"context": "x" * 65}, "context has 65 letters; a value has 64 at most"),
-        ({"context": "some"}, "context: 'some' does not fit"),
-        ({"context": "3M"}, "--context is 3145728, but --max-model-len is 1048576; set at most that"),
-        ({"devices": "x"}, "no strategy is called 'depx'; write tp, tep, dp or dep"),
+        ({"context": "x" * 65}, "Context has 65 letters; a value has 64 at most"),
+        ({"context": "some"}, "Context: 'some' does not fit"),
+        ({"context": "3M"}, "Context is 3145728, but Longest is 1048576; set at most that"),
+        ({"devices": "-3"}, "Devices is '-3'; a whole number of devices is needed, 1 or more"),
+        ({"prefill": "dep", "prefill_devices": "x"}, "Its devices is 'x'; a whole number of devices is needed"),
         ({"devices": "3", "strategy": "tp"}, "3 ranks do not divide the 64 attention heads; take a divisor"),
-        ({"utilization": "2"}, "gpu_memory_utilization is 2; it must be 0.01 to 1"),
-        ({"acceptance": "9"}, "--acceptance-length is 9; a step of this engine yields 1 to 8 tokens a sequence"),
-        ({"acceptance": "nan"}, "--acceptance-length is nan"),
-        ({"max_seqs": "5000"}, "max_num_seqs is 5000; the page takes 4,096 at most"),
-        ({"strategy": "tp", "devices": "1"}, "one sequence of max_model_len 1048576 needs a cache of"),
-        ({"hardware": "b200", "prefill": "dep"}, "the prefill engine: one sequence of max_model_len 1048576 needs"),
-        ({"input": "8K"}, "input is 8K, and output is left out; give both, or neither"),
-        ({"input": "8", "output": "8", "cached": "8"}, "cached is 8, but a prompt has 8 tokens"),
-        ({"rate": "3"}, "rate is given, but not how long requests are; give input and output, too"),
-        ({"input": "8", "output": "8", "rate": "-1"}, "rate is '-1'; a number of requests a second is needed"),
-        ({"input": "8", "output": "8", "rate": "inf"}, "rate is 'inf'; a number of requests a second is needed"),
-        ({"input": "8", "output": "8", "rate": "1", "sequences": "1"}, "rate and sequences are both given; leave one"),
-        ({"input": "1M", "output": "1K"}, "a request has 1,049,600 tokens, but --max-model-len is 1,048,576"),
+        ({"utilization": "2"}, "Utilization is 2; it must be 0.01 to 1"),
+        ({"acceptance": "9"}, "Acceptance is 9; a step of this engine yields 1 to 8 tokens a sequence"),
+        ({"acceptance": "nan"}, "Acceptance is nan"),
+        ({"max_seqs": "5000"}, "Most in a step is 5000; the page takes 4,096 at most"),
+        ({"strategy": "tp", "devices": "1"}, "one sequence of Longest 1048576 needs a cache of"),
+        ({"hardware": "b200", "prefill": "dep"}, "the prefill engine: one sequence of Longest 1048576 needs"),
+        ({"input": "8K"}, "Prompt is 8K, and Answer is left out; give both, or neither"),
+        ({"input": "8", "output": "8", "cached": "8"}, "8 tokens of the prompt are cached, but it has 8"),
+        ({"rate": "3"}, "requests/s is given, but not how long requests are; give Prompt and"),
+        ({"input": "8", "output": "8", "rate": "-1"}, "requests/s is '-1'; a number of requests a second is needed"),
+        ({"input": "8", "output": "8", "rate": "inf"}, "requests/s is 'inf'; a number of requests a second is needed"),
+        ({"input": "8", "output": "8", "rate": "1", "sequences": "1"}, "requests/s and Side by side are both given"),
+        ({"input": "1M", "output": "1K"}, "a request has 1,049,600 tokens, but Longest is 1,048,576"),
     ],
     ids=str,
 )  # fmt: skip
@@ -297,3 +330,75 @@ def test_every_input_is_in_the_query_that_is_read() -> None:
     assert {one.name for one in page_query.inputs({})} >= {*QUERIES[1], "model", "hardware", "strategy"}
     for one in page_query.inputs({}):
         assert not one.options or one.default in {option.value for option in one.options}
+
+
+def test_fitted_shares_are_no_better_than_extrapolated() -> None:
+    query = {"hardware": "xeon-6980p", "strategy": "tp", "devices": "1", "drafts": "off"}
+    fitted, bound = (answer(**query, calibration=name)["times"][0] for name in ("cpu", "bound"))
+    assert fitted["head"][4] == {"text": "calibrated", "status": "extrapolated", "note": ""}
+    assert bound["head"][4]["status"] == bound["head"][3]["status"] != "extrapolated"
+
+
+def test_a_full_step_is_no_better_than_how_many_fit() -> None:
+    query = {"calibration": "bound", "strategy": "tp"}  # the reserve was fitted for DEP
+    steps, parts, _ = answer(**query, drafts="off")["times"]
+    by_words = {row[0] if isinstance(row[0], str) else row[0]["text"]: row for row in steps["rows"]}
+    one, *more, prompt = by_words.values()
+    assert all(isinstance(text, str) for text in [*one, *prompt])
+    assert {text["status"] for row in more for text in row} == {"extrapolated"}
+    assert {head["status"] for head in parts["head"] if isinstance(head, dict)} == {"extrapolated"}
+    drafted = answer(**query)["times"][0]["head"]
+    assert (steps["head"][2]["status"], drafted[2]["status"]) == ("forward", "fitted")  # the drafter's shape
+    assert drafted[3]["status"] == "fitted"
+
+
+def test_the_longest_request_is_a_choice() -> None:
+    found = answer(longest="300K", strategy="tp")
+    assert rows(found["tables"][-1])["max_model_len"][0] == "307,200"
+    assert "--max-model-len 307200" in found["commands"]["serving"][0]["text"].replace("\\\n ", "")
+    assert "Context is 524288, but Longest is 307200" in refusal(longest="300K", context="512K")
+
+
+def test_each_difference_between_a_plan_and_a_command_is_noted() -> None:
+    notes = answer(hardware="mi355x", strategy="tp")["commands"]["serving"][0]["notes"]
+    assert "planned otherwise: drafts a round 7 in the plan, 3 in this command" in notes
+    first = answer(**PD)["commands"]["serving"][0]["notes"]
+    assert "planned otherwise: max_num_batched_tokens 8,192 in the plan, 32,768 in this command" in first
+    own = answer(**PD, kv="fp8")["commands"]["serving"][0]["notes"]  # what is laid over a recipe is no difference
+    assert not any("format of K and V" in note for note in own)
+    assert not any("otherwise" in note for note in answer()["commands"]["serving"][0]["notes"])
+
+
+def test_fewer_sequences_than_replicas_are_not_counted_as_more() -> None:
+    one, four = (answer(sequences=count)["load"] for count in ("1", "4"))
+    assert one["title"] == "Load: 1 sequences side by side"
+    each, in_all = (rows(one)[name][1].replace(",", "") for name in ("tokens/s each", "tokens/s in all"))
+    assert float(in_all) == pytest.approx(float(each), abs=1)
+    assert rows(four)["step"] == rows(one)["step"]
+    chat = {"input": "8K", "output": "1K"}
+    fewer, whole = (rows(answer(**chat, sequences=count)["load"])["requests/s"][1] for count in ("5", "8"))
+    assert float(fewer) == pytest.approx(float(whole) * 5 / 8, rel=0.01)
+
+
+def test_a_link_that_is_assumed_is_an_assumption() -> None:
+    query = {"strategy": "tp", "devices": "16", "calibration": "bound", "drafts": "off"}
+    far, near = answer(**query), answer(**query, hardware="gb300")  # one domain holds all of them
+    assert far["tables"][-1]["rows"][-1][1] == {"text": "50 GB/s, one way", "status": "convention", "note": ""}
+    assert far["times"][0]["head"][3]["status"] == "convention"
+    assert near["tables"][-1]["rows"][-1][0] != "link of machines"
+    assert near["times"][0]["head"][3]["status"] != "convention"
+    assert roofline.link_of(page_query.read(query, {}).settle("tp16"))[1]
+
+
+def test_the_command_of_a_plan_says_that_the_load_is_not_in_it() -> None:
+    assert "minnow simulate" in answer(input="8K", output="1K")["commands"]["plan"]["notes"][0]
+    assert not answer()["commands"]["plan"]["notes"]
+
+
+def test_a_sentence_names_inputs_as_the_page_does() -> None:
+    assert page_query.worded("--context is 3, but --max-model-len is 2; (--no-speculation)") == (
+        "Context is 3, but Longest is 2; (Drafts)"
+    )
+    assert page_query.worded("max_num_seqs or --enable-x and side_by_side") == (
+        "Most in a step or --enable-x and side_by_side"
+    )

@@ -95,6 +95,15 @@ def test_a_key_guards_what_is_computed() -> None:
     run(alone(echo, api_key="secret"), scenario)
 
 
+def test_pages_of_other_sites_may_not_ask() -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await client.get("/echo", headers={"Sec-Fetch-Site": "cross-site"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "cross_site")
+        assert (await client.get("/echo", headers={"Sec-Fetch-Site": "same-origin"})).status_code == 200
+
+    run(alone(echo), scenario)
+
+
 def test_an_application_takes_more_routes() -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         assert (await client.get("/echo?a=1")).json() == {"a": "1"}

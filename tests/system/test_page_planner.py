@@ -107,7 +107,7 @@ def test_an_error_is_the_planners_sentence_and_the_plan_before_stays(browser: Br
         page, alert = visit.page, visit.page.get_by_role("alert")
         expect(alert).to_have_count(0)
         field(page, "Acceptance").fill("9")
-        expect(alert).to_have_text("--acceptance-length is 9; a step of this engine yields 1 to 8 tokens a sequence")
+        expect(alert).to_have_text("Acceptance is 9; a step of this engine yields 1 to 8 tokens a sequence")
         expect(counts(page)).to_have_text(["76", "60"])
         field(page, "Acceptance").fill("3.2")
         expect(alert).to_have_count(0)
@@ -116,7 +116,50 @@ def test_an_error_is_the_planners_sentence_and_the_plan_before_stays(browser: Br
         expect(alert).to_have_text("3 ranks do not divide the 64 attention heads; take a divisor")
     with visiting(browser, planner) as visit:  # an address that somebody made up
         visit.page.goto(f"{planner}/#plan?model=nobody")
-        expect(visit.page.get_by_role("alert")).to_contain_text("model is 'nobody'; it must be one of m3,")
+        expect(visit.page.get_by_role("alert")).to_contain_text("Model is 'nobody'; it must be one of m3,")
+
+
+def test_half_of_the_traffic_is_a_hint_and_an_address_with_more_is_refused(browser: Browser, planner: str) -> None:
+    with planning(browser, planner, "hardware=gb300&input=8K") as visit:
+        page, hint = visit.page, visit.page.locator("#plan-lacks")
+        expect(hint).to_have_text("Traffic is not counted yet: Answer is empty.")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        expect(page.locator("#plan-title")).to_have_text("m3.1-flash on 4 x NVIDIA GB300, DEP4")
+        page.locator("#asked summary", has_text="Traffic").locator("..").evaluate("at => { at.open = true }")
+        field(page, "Answer").fill("1K")
+        expect(hint).to_be_hidden()
+        expect(page.locator("#load")).to_contain_text("requests/s")
+        expect(field(page, "Answer")).to_have_accessible_description("tokens of an answer: 1K")
+        page.evaluate("location.hash = '#plan?hardwear=b300'")
+        expect(page.get_by_role("alert")).to_contain_text("a plan has no 'hardwear'; it has model")
+        field(page, "Devices").fill("8")
+        expect(page.get_by_role("alert")).to_have_count(0)
+        assert page.url == f"{planner}/#plan?devices=8"
+
+
+@pytest.mark.parametrize("typed", ["#chat", "#planner", ""])
+def test_a_planner_alone_shows_no_chat_whatever_is_typed(browser: Browser, planner: str, typed: str) -> None:
+    with planning(browser, planner) as visit:
+        page = visit.page
+        page.evaluate("at => { location.hash = at }", typed)
+        expect(page).to_have_url(f"{planner}/#plan")
+        expect(page.locator("#talk")).to_be_hidden()
+        expect(counts(page)).to_have_text(["76", "60"])
+        page.goto("about:blank")
+        page.goto(f"{planner}/{typed}")
+        expect(page).to_have_url(f"{planner}/#plan")
+        expect(counts(page)).to_have_text(["76", "60"])
+        visit.addresses[:] = [url for url in visit.addresses if url != "about:blank"]
+
+
+def test_the_title_of_an_axis_is_beside_its_numbers(browser: Browser, planner: str) -> None:
+    with planning(browser, planner, viewport={"width": 320, "height": 800}) as visit:
+        boxes = visit.page.locator("#chart text").evaluate_all(
+            "all => all.map((at) => [at.getAttribute('transform'), at.getAttribute('text-anchor'),"
+            " at.getBoundingClientRect().left, at.getBoundingClientRect().right])"
+        )
+        title = next(right for turned, _, _, right in boxes if turned)
+        assert min(left for _, anchor, left, _ in boxes if anchor == "end") >= title
 
 
 def test_a_command_is_copied_as_it_stands(browser: Browser, planner: str) -> None:
@@ -148,7 +191,8 @@ def test_of_several_plans_on_their_way_the_last_is_shown(browser: Browser, plann
             pass
         field(page, "Devices").fill("2")
         expect(page.locator("#plan-title")).to_have_text("m3.1-flash on 2 x NVIDIA B300 SXM, DEP2")
-        page.wait_for_timeout(200)
+        held[0].continue_()  # the earlier one's answer comes last
+        page.wait_for_timeout(500)
         expect(page.locator("#plan-title")).to_have_text("m3.1-flash on 2 x NVIDIA B300 SXM, DEP2")
 
 

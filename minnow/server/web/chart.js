@@ -1,6 +1,6 @@
 // the frontier as a drawing: tokens a second for each sequence against tokens a second a device, both on log scales
 
-const LEFT = 56;
+const LEFT = 84; // on a phone letters are larger: room for "10,000" beside the title
 const RIGHT = 12;
 const TOP = 12;
 const BOTTOM = 46;

@@ -1,5 +1,5 @@
 // the planner: what is asked for, in the form and in the address, and the plan that the server makes of it
-import { byId, ask, element } from './server.js';
+import { asksForPlan, byId, ask, element, isAlone } from './server.js';
 import { show } from './figures.js';
 
 const PREFIX = '#plan';
@@ -10,6 +10,7 @@ const form = byId('asked');
 
 let inputs = null; // as the server lists them; null until it has
 let meanings = {};
+let unknown = []; // of the address: the server says what is wrong with it
 let asking = null; // the AbortController of the plan that is on its way
 let timer = 0;
 
@@ -42,9 +43,13 @@ function fieldOf(input) {
   field.name = input.name;
   field.title = input.hint;
   field.id = label.htmlFor = `plan-${input.name}`;
+  const hint = element('span', input.hint);
+  hint.id = `${field.id}-hint`;
+  hint.hidden = true; // it is read out all the same
+  field.setAttribute('aria-describedby', hint.id);
   if (input.options.length) field.append(...optionsOf(input.options));
   else field.placeholder = input.default;
-  made.append(label, field);
+  made.append(label, field, hint);
   return made;
 }
 
@@ -71,7 +76,19 @@ function query() {
     const text = form.elements[name].value.trim();
     return [name, options.length && text === usual ? '' : text];
   });
-  return new URLSearchParams(given.filter(([, text]) => text));
+  return new URLSearchParams([...given.filter(([, text]) => text), ...unknown]);
+}
+
+// What is asked: traffic counts once it is whole, and until then a hint says what it lacks.
+function whole() {
+  const found = query();
+  const [first, second] = ['input', 'output'].map((name) => inputs.find((input) => input.name === name));
+  const isHalf = found.has(first.name) !== found.has(second.name);
+  const lacks = found.has(first.name) ? second : first;
+  byId('plan-lacks').textContent = isHalf ? `Traffic is not counted yet: ${lacks.label} is empty.` : '';
+  byId('plan-lacks').hidden = !isHalf;
+  if (isHalf) for (const name of ['input', 'output', 'cached', 'rate']) found.delete(name);
+  return found;
 }
 
 function fill(given) {
@@ -99,7 +116,7 @@ async function update() {
   asking = mine;
   byId('plan').ariaBusy = 'true';
   try {
-    const response = await ask(`/plan?${query()}`, { signal: mine.signal });
+    const response = await ask(`/plan?${whole()}`, { signal: mine.signal });
     show(await response.json(), meanings);
     say('');
   } catch (error) {
@@ -117,6 +134,7 @@ function say(text) {
 }
 
 function typed() {
+  unknown = [];
   const text = String(query());
   history.replaceState(null, '', text ? `${PREFIX}?${text}` : PREFIX);
   clearTimeout(timer);
@@ -136,12 +154,15 @@ async function open() {
     }
     buildForm();
   }
-  fill(new URLSearchParams(location.hash.slice(PREFIX.length + 1)));
+  const given = new URLSearchParams(location.hash.slice(PREFIX.length + 1));
+  unknown = [...given].filter(([name]) => !inputs.some((input) => input.name === name));
+  fill(given);
   update();
 }
 
 function look() {
-  const isPlanner = location.hash === PREFIX || location.hash.startsWith(`${PREFIX}?`);
+  const isPlanner = asksForPlan();
+  if (isAlone && !isPlanner) return location.replace(PREFIX); // there is no chat
   const wasPlanner = !byId('planner').hidden;
   document.body.classList.toggle('planning', isPlanner);
   byId('planner').hidden = !isPlanner;

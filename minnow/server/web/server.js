@@ -2,7 +2,7 @@
 
 export let model = null; // what the server calls it; null until it has said so
 let key = recall('sessionStorage', 'minnow.key');
-let isAlone = false; // no model is served
+export let isAlone = false; // no model is served
 let keyAsked = null; // a promise while the dialog is open
 let counter = null; // tokens generated so far, and when that was read
 let rounds = { drafts: 0, kept: 0 }; // of verification so far, and drafts that they kept
@@ -124,10 +124,13 @@ async function introduce(isQuiet) {
 function beAlone() {
   isAlone = true;
   byId('to-chat').hidden = true;
-  if (!location.hash.startsWith('#plan')) location.replace('#plan');
+  if (!asksForPlan()) location.replace('#plan');
   notice('');
   return false;
 }
+
+// Whether the address is one of the planner.
+export const asksForPlan = () => /^#plan(\?|$)/.test(location.hash);
 
 // What is served now, where it is not what the page believes. Whether the server has said so.
 export function learnModel() {
