@@ -120,6 +120,8 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     seconds_by_point, limits = measure(engine, points, args.num_repeats, say)
     engine.close()
     found, calibrated = judge(of, limits, seconds_by_point)
+    errors = [abs(judged.error) for judged in found if judged.point.is_held_out]
+    calibrated = replace(calibrated, held_out_error=round(median(errors), 4))
     lines, is_met = report(found, calibrated, limits)
     for line in lines:
         say(line)
@@ -314,6 +316,7 @@ def as_toml(of: Calibration) -> str:
     shares = {f"memory_{kind}": share for kind, share in of.memory.items()}
     shares |= {f"arithmetic_{kind}": share for kind, share in of.arithmetic.items()}
     lines = [f"overlaps = {str(of.overlaps).lower()}", f"fitted_on = {json.dumps(of.fitted_on)}"]
+    lines += [] if of.held_out_error is None else [f"held_out_error = {of.held_out_error}"]
     for name, value in (shares | {"step_s": of.step_s, "prompt_s": of.prompt_s}).items():
         lines += ["", f"[{name}]", f"value = {value:.4g}", 'source = "fitted by minnow bench roofline"']
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ FILES = Path(__file__).parent / "calibrations"
 Kind = Literal["weights", "attention", "activations"]
 KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
 _SHARES = ("memory", "arithmetic")
+_PLAIN = ("fitted_on", "held_out_error", "overlaps")
 _SECONDS = ("step_s", "prompt_s", "draft_s", "message_s")
 
 
@@ -31,6 +32,7 @@ class Calibration:
         draft_s: of making the drafts of a step.
         message_s: of every collective.
         fitted_on: measured points that some value was chosen to meet (plan/anchors.py); they prove nothing any more.
+        held_out_error: median of the errors on points that nothing was fitted on; None where that is not known.
         sources: of each value, in words.
     """
 
@@ -44,6 +46,7 @@ class Calibration:
     draft_s: float = 0.0
     message_s: float = 0.0
     fitted_on: tuple[str, ...] = ()
+    held_out_error: float | None = None
     sources: Mapping[str, str]
 
 
@@ -81,13 +84,13 @@ def for_kind(kind: str) -> Calibration:
 
 
 def _parse(path: Path, raw: Mapping[str, Any]) -> Calibration:
-    known = {"fitted_on", "overlaps", "link", *_SECONDS, *(f"{share}_{kind}" for share in _SHARES for kind in KINDS)}
+    known = {*_PLAIN, "link", *_SECONDS, *(f"{share}_{kind}" for share in _SHARES for kind in KINDS)}
     values: dict[str, float] = {}
     sources: dict[str, str] = {}
     for key, entry in raw.items():
         if key not in known:
             raise ConfigError(f"{path}: {key} is no entry; entries are {', '.join(sorted(known))}")
-        if key in ("fitted_on", "overlaps"):
+        if key in _PLAIN:
             continue
         if not (isinstance(entry, dict) and isinstance(entry.get("source"), str)):
             raise ConfigError(f"{path}: {key} is {entry!r}; a table with value and source is needed")
@@ -97,7 +100,8 @@ def _parse(path: Path, raw: Mapping[str, Any]) -> Calibration:
         arithmetic={kind: values[f"arithmetic_{kind}"] for kind in KINDS if f"arithmetic_{kind}" in values},
         link=values.get("link", 1.0), overlaps=bool(raw.get("overlaps", True)), step_s=values.get("step_s", 0.0),
         prompt_s=values.get("prompt_s", 0.0), draft_s=values.get("draft_s", 0.0),
-        message_s=values.get("message_s", 0.0), fitted_on=tuple(raw.get("fitted_on", ())), sources=sources,
+        message_s=values.get("message_s", 0.0), fitted_on=tuple(raw.get("fitted_on", ())),
+        held_out_error=raw.get("held_out_error"), sources=sources,
     )  # fmt: skip
 
 

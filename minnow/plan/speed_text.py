@@ -37,7 +37,9 @@ def speed(of: Speed) -> Iterator[str]:
     yield from parts(of.full.reached)
     fitted = ", ".join(of.calibrated.fitted_on)
     if fitted:
-        yield f"  Calibrated on {fitted}: everywhere else, here too unless it is one of them, that is an extrapolation."
+        error = of.calibrated.held_out_error
+        known = "" if error is None else f"; on other points the median error was {error:.0%}"
+        yield f"  Calibrated on {fitted}{known}. Everywhere else it is an extrapolation."
         yield "  `minnow plan --steps` shows every published step beside the model."
 
 

@@ -118,6 +118,7 @@ def test_what_is_fitted_meets_its_points_and_is_not_shown_as_evidence() -> None:
         assert ("  fitted  " in line) == compared.is_fitted
         assert (f" {compared.error:+.0%} " in line) == (not compared.is_fitted)
     errors = [abs(c.error) for c in found if not c.is_fitted]
+    assert calibration.read("gpu").held_out_error == pytest.approx(median(errors), abs=0.01)
     assert lines[-1] == (f"2 fitted, 6 held out: median error {median(errors):.0%}, worst {max(errors):.0%}")
 
 
