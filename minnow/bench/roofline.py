@@ -19,7 +19,7 @@ from minnow.core.units import show_seconds
 from minnow.engine import build
 from minnow.engine.engine import Engine
 from minnow.kernels import native
-from minnow.plan import deployment, hardware, work
+from minnow.plan import deployment, hardware, speed, work
 from minnow.plan.calibration import BOUND, Calibration
 from minnow.plan.deployment import Deployment
 from minnow.plan.roofline import StepModel
@@ -219,13 +219,7 @@ def predict(model: StepModel, point: Point) -> float:
     if point.num_sequences:
         row = Row(1, point.context_tokens + _NUM_STEPS // 2)
         return model.seconds(work.add_up([row] * point.num_sequences, model.limits))
-    chunk = model.deployment.config.scheduler.max_num_batched_tokens
-    ends = [*range(chunk, point.context_tokens, chunk), point.context_tokens]
-    starts = [0, *ends]
-    return sum(
-        model.seconds(work.add_up([Row(end - start, end, int(end == ends[-1]))], model.limits))
-        for start, end in zip(starts, ends, strict=False)
-    )
+    return speed.prompt_seconds(model, point.context_tokens)
 
 
 def judge(

@@ -11,8 +11,7 @@ from random import Random
 from statistics import median
 
 from minnow.bench import check_least, record, roofline, timing
-from minnow.bench.limits import Limits
-from minnow.bench.roofline import BAR_NOISE, Point
+from minnow.bench.roofline import BAR_NOISE
 from minnow.checkpoint import demo
 from minnow.config import flags, load
 from minnow.config import model as model_config
@@ -24,6 +23,7 @@ from minnow.kernels import native
 from minnow.plan import capacity, cluster, deployment, hardware, simulation, workload
 from minnow.plan.capacity import Capacity
 from minnow.plan.cluster import Cluster
+from minnow.plan.roofline import StepModel
 from minnow.plan.workload import Session, Workload
 
 HELP = "play one trace on the engine and in the planner's simulator, and say how far apart they are"
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
     traces = {rate: sessions_of(args, rate, config.seed) for rate in args.request_rate}
     directory = demo.resolve(config.model)
     config = replace(config, speculation=False)  # what drafts are worth here depends on what is drafted
-    model = model_config.read(directory)
-    held = capacity.measure(deployment.settle(config.model, model, directory, config, hardware.read(hardware.HERE)))
+    here = hardware.read(hardware.HERE)
+    held = capacity.measure(deployment.settle(config.model, model_config.read(directory), directory, config, here))
     engine = build.build(config, directory, is_bench=True)
     native.pin_caller()
     played: dict[float, list[Result]] = {rate: [] for rate in traces}
@@ -84,7 +84,9 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
 
     seconds, limits = roofline.measure(engine, points, args.num_repeats, say, between=play_all)
     engine.close()
-    simulated = {rate: simulate(held, sessions, seconds, limits) for rate, sessions in traces.items()}
+    measured = {point: median(values) for point, values in seconds.items()}
+    model = roofline.model_of(held.deployment, limits, roofline.calibrate(held.deployment, limits, measured))
+    simulated = {rate: simulate(held, sessions, model) for rate, sessions in traces.items()}
     is_met = True
     results: dict[str, object] = {}
     for rate in traces:
@@ -92,8 +94,8 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> int:
         is_met &= is_good
         for line in lines:
             say(line)
-        measured = [dict(result.values) for result in played[rate][1:]]
-        results[f"{rate:g}"] = {"engine": measured, "simulator": dict(simulated[rate].values)}
+        turns = [dict(result.values) for result in played[rate][1:]]
+        results[f"{rate:g}"] = {"engine": turns, "simulator": dict(simulated[rate].values)}
     if args.record:
         settings = {
             "model": config.model, "num_prompts": args.num_prompts, "input": args.random_input_len,
@@ -142,12 +144,8 @@ def play(engine: Engine, sessions: Sequence[Session], name: str) -> Result:
     return _result(num_tokens, now_s - min(due_s.values()), [first_s[one] - due_s[one] for one in due_s])
 
 
-def simulate(
-    held: Capacity, sessions: Iterable[Session], seconds: Mapping[Point, Sequence[float]], limits: Limits
-) -> Result:
+def simulate(held: Capacity, sessions: Iterable[Session], model: StepModel) -> Result:
     """The trace in the simulator, with times of steps by the roofline that was calibrated here."""
-    measured = {point: median(values) for point, values in seconds.items()}
-    model = roofline.model_of(held.deployment, limits, roofline.calibrate(held.deployment, limits, measured))
     of = Cluster(pool=cluster.pool_of(held, model.seconds))
     outcome = simulation.simulate(of, Workload(sessions=sessions), held.deployment.device)
     return Result(

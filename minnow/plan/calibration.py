@@ -78,11 +78,6 @@ def read(name: str) -> Calibration:
     return _parse(path, raw)
 
 
-def for_kind(kind: str) -> Calibration:
-    """The one that plans take for a GPU or a CPU unless another is asked for."""
-    return read(kind)
-
-
 def _parse(path: Path, raw: Mapping[str, Any]) -> Calibration:
     known = {*_PLAIN, "link", *_SECONDS, *(f"{share}_{kind}" for share in _SHARES for kind in KINDS)}
     values: dict[str, float] = {}

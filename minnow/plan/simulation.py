@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from minnow.plan import cluster as clusters
+from minnow.plan import speed
 from minnow.plan.cluster import Cluster
 from minnow.plan.hardware import Figure, Sheet
 from minnow.plan.lockstep import Lockstep
 from minnow.plan.rank import Job
 from minnow.plan.workload import Workload
-
-BASES = ("hyperscaler", "neocloud", "rental")  # whose price a device has; figures price_... of a sheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,7 @@ def _percentiles(values: "array[float]") -> Percentiles:
 
 def _prices(device: Sheet, total_tokens_s: float, output_tokens_s: float) -> list[Price]:
     found = []
-    for basis in BASES:
+    for basis in speed.PRICE_BASES:
         figure = device.figures.get(f"price_{basis}")
         if figure is not None:
             per_dollar = 3600 / figure.value

@@ -10,7 +10,7 @@ from minnow.plan.deployment import Deployment
 from minnow.plan.roofline import StepModel, StepTime
 from minnow.plan.work import Row, Work
 
-PRICE_BASES = ("hyperscaler", "neocloud", "rental")
+PRICE_BASES = ("hyperscaler", "neocloud", "rental")  # whose price a device has; figures price_... of a sheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
