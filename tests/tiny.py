@@ -335,6 +335,9 @@ def _weight(module: Module, config: ModelConfig, storage: str, generator: torch.
 def _values(module: Module, config: ModelConfig, generator: torch.Generator) -> Tensor:
     """Random f32 of a spread that keeps activations near 1 through the layers."""
     noise = torch.randn(module.shape, generator=generator)
+    if module.name.endswith("_mix"):  # each side's is the inverse of the other's
+        mix = torch.eye(module.shape[-1]) + 0.05 * torch.randn(module.shape, generator=torch.Generator().manual_seed(4))
+        return mix if module.name.endswith("k_mix") else torch.linalg.inv(mix).transpose(1, 2)
     if module.kind == "norm":
         return noise * 0.1 + (0.0 if config.use_gemma_norm else 1.0)
     if module.kind == "embedding":

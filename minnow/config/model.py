@@ -106,7 +106,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
     use_gemma_norm: bool = True
     use_qk_norm: bool = True
-    use_qk_hadamard: bool = False  # ours: queries and keys are mixed behind the rotation, so that NVFP4 errs less
+    use_qk_mix: bool = False  # ours: queries and keys are mixed behind the rotation, so that NVFP4 errs less
     rope_theta: float = 5e6
     rotary_dim: int = 64
     rope_scaling: RopeScaling | None = None

@@ -28,7 +28,7 @@ _TEXT_FIELDS = frozenset(
     head_dim intermediate_size shared_intermediate_size dense_intermediate_size num_local_experts
     num_experts_per_tok n_shared_experts moe_layer_freq scoring_func use_routing_bias routed_scaling_factor
     hidden_act swiglu_alpha swiglu_limit swiglu_beta rms_norm_eps use_gemma_norm use_qk_norm qk_norm_type
-    use_qk_hadamard attention_output_gate rope_theta rotary_dim partial_rotary_factor rope_scaling rope_parameters
+    use_qk_mix attention_output_gate rope_theta rotary_dim partial_rotary_factor rope_scaling rope_parameters
     max_position_embeddings num_mtp_modules bos_token_id eos_token_id pad_token_id sparse_attention_config
     tie_word_embeddings torch_dtype dtype transformers_version attention_dropout initializer_range use_cache
     router_aux_loss_coef router_jitter_noise output_router_logits layer_types mlp_layer_types index_n_heads
@@ -83,7 +83,7 @@ def parse(raw: _Object) -> ModelConfig:
         rms_norm_eps=_number(text, "rms_norm_eps", 1e-6, is_positive=True),
         use_gemma_norm=bool(text.get("use_gemma_norm", True)),
         use_qk_norm=bool(text.get("use_qk_norm", True)),
-        use_qk_hadamard=bool(text.get("use_qk_hadamard", False)),
+        use_qk_mix=bool(text.get("use_qk_mix", False)),
         rope_theta=_number(text, "rope_theta", 5e6, is_positive=True),
         rotary_dim=_rotary_dim(text, head_dim),
         rope_scaling=_rope_scaling(_object(text, "rope_scaling")),
@@ -134,8 +134,6 @@ def _flattened(text: _Object) -> _Object:
 
 
 def _check(config: ModelConfig) -> None:
-    if config.use_qk_hadamard and config.head_dim & (config.head_dim - 1):
-        raise ConfigError(f"use_qk_hadamard needs heads of a power of two, and head_dim is {config.head_dim}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ConfigError(
             f"num_attention_heads {config.num_attention_heads} is no multiple of "

@@ -59,6 +59,12 @@ def of_weight(weight: Matrix) -> tuple[int, ...]:
     return (FORMAT_CODES[weight.spec.name], rows, width, *pointers, double(factor))
 
 
+def of_optional(*parts: Tensor | None) -> tuple[int, ...]:
+    """Where each part lies, 0 for none."""
+    assert all(part is None or part.is_contiguous() for part in parts)
+    return tuple(0 if part is None else part.data_ptr() for part in parts)
+
+
 def of_weights(weights: Sequence[Matrix]) -> tuple[int, ...]:
     """The words of several weights, one after the other."""
     return tuple(word for weight in weights for word in of_weight(weight))

@@ -25,15 +25,13 @@ class Attention(nn.Module):
         self.project_in = Linear(kernels, *(at + p for p in projections))
         self.project_out = Linear(kernels, at + "o_proj")
 
-        is_mixed = config.use_qk_hadamard
-
-        def turn(norm: str, *, is_mixed: bool = False, shift: str | None = None) -> HeadNormRope:
+        def turn(norm: str, **mixing: str) -> HeadNormRope:
             name = at + norm if config.use_qk_norm else None
-            of_norm = (config.rms_norm_eps, config.norm_offset)
-            return HeadNormRope(kernels, name, inv_freq, *of_norm, is_mixed=is_mixed, shift=shift)
+            mixing = mixing if config.use_qk_mix else {}
+            return HeadNormRope(kernels, name, inv_freq, config.rms_norm_eps, config.norm_offset, **mixing)
 
-        self.turn_q = turn("q_norm", is_mixed=is_mixed)
-        self.turn_k = turn("k_norm", is_mixed=is_mixed, shift=at + "k_shift" if is_mixed else None)
+        self.turn_q = turn("q_norm", mix=at + "q_mix")
+        self.turn_k = turn("k_norm", mix=at + "k_mix", shift=at + "k_shift")
         if self.is_sparse:
             self.turn_index_q, self.turn_index_k = turn("index_q_norm"), turn("index_k_norm")
 

@@ -44,7 +44,7 @@ class HeadNormRope(nn.Module):
     """Per-head norm (left out without a name) and rotary position of queries or keys.
 
     Args:
-        is_mixed: a Hadamard matrix follows; `shift` names what is taken off before it.
+        mix: names the matrices that follow, `shift` what is taken off before them.
     """
 
     def __init__(
@@ -55,30 +55,28 @@ class HeadNormRope(nn.Module):
         eps: float,
         offset: float,
         *,
-        is_mixed: bool = False,
+        mix: str | None = None,
         shift: str | None = None,
     ) -> None:
         super().__init__()
-        self.kernels, self.inv_freq, self.eps, self.offset, self.is_mixed = kernels, inv_freq, eps, offset, is_mixed
-        self._has_norm, self._has_shift = name is not None, shift is not None
-        self.weight_names = tuple(one for one in (name, shift) if one is not None)
+        self.kernels, self.inv_freq, self.eps, self.offset = kernels, inv_freq, eps, offset
+        self._names = (name, mix, shift)
+        self.weight_names = tuple(one for one in self._names if one is not None)
         self.weights: tuple[Weight, ...] = ()
 
     @property
-    def norm(self) -> Weight | None:
-        """[H], or None."""
-        return self.weights[0] if self._has_norm else None
-
-    @property
-    def shift(self) -> Weight | None:
-        """[N H] in one row, or None."""
-        return self.weights[-1] if self._has_shift else None
+    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Norm [H], mix [M H H] and shift [N H] in one row, each None where there is none."""
+        held = iter(self.weights)
+        norm, mix, shift = (None if name is None else next(held) for name in self._names)
+        return norm, mix, shift  # type: ignore[return-value]
 
     def forward(self, x_TNH: Tensor, positions_T: Tensor) -> Tensor:
         """[T N H] -> [T N H]."""
-        shift = None if self.shift is None else self.shift.view(x_TNH.shape[1:])  # type: ignore[union-attr]
+        norm, mix, shift = self.parts
+        shift = None if shift is None else shift.view(x_TNH.shape[1:])
         y: Tensor = self.kernels.qk_norm_rope(
-            x_TNH, self.norm, positions_T, self.inv_freq, self.eps, self.offset, shift, self.is_mixed
+            x_TNH, norm, positions_T, self.inv_freq, self.eps, self.offset, shift, mix
         )
         return y
 

@@ -178,6 +178,7 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
     turns: list[HeadNormRope | None] = [attention.turn_q, attention.turn_k, None]
     if attention.is_sparse:
         turns += [attention.turn_index_q, attention.turn_index_k]
+    (_, query_mix, _), (_, key_mix, key_shift) = attention.turn_q.parts, attention.turn_k.parts
     config = attention.config
     head_dims = (config.head_dim,) * 3 + ((config.sparse.index_dim,) * 2 if attention.is_sparse else ())
     is_moe = isinstance(feed_forward, MixtureOfExperts)
@@ -188,9 +189,8 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
     return LayerParts(
         attention_norm=layer.attention_norm.weights[0],  # type: ignore[arg-type]
         projections=tuple(map(hold, attention.project_in.weights)),
-        head_norms=tuple(turn.norm if turn else None for turn in turns),  # type: ignore[misc]
-        is_mixed=attention.turn_k.is_mixed,
-        key_shift=None if attention.turn_k.shift is None else attention.turn_k.shift.float(),  # type: ignore[union-attr]
+        head_norms=tuple(turn.parts[0] if turn else None for turn in turns),
+        mixing=(_plain(key_shift), _plain(query_mix), _plain(key_mix)),
         head_dims=head_dims,
         project_out=hold(attention.project_out.weights[0]),
         feed_forward_norm=layer.feed_forward_norm.weights[0],  # type: ignore[arg-type]
@@ -200,6 +200,10 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
         experts=tuple(_expert(parts, hold) for parts in routed),
         shared=None if shared is None else _expert(shared.table[0], hold),
     )
+
+
+def _plain(part: Tensor | None) -> Tensor | None:
+    return None if part is None else part.float().contiguous()
 
 
 def _expert(parts: tuple[Weight, Weight, Weight], hold: Callable[[Weight], Matrix]) -> tuple[Matrix, Matrix, Matrix]:

@@ -17,7 +17,8 @@ from minnow.tune.target import Target
 
 _HELD_OUT_WINDOWS = 4
 _VALIDATE_EVERY = 4
-_PROBES = 6  # windows of text that the mean of keys is taken over
+_PROBES = 6  # windows of text that queries and keys are measured on
+_LEAST = 1e-5  # of the largest moment: dims that are used less are not stretched further
 
 
 def trained_names(target: Target) -> list[str]:
@@ -50,14 +51,14 @@ class CacheWork:
     """Student: the model with the new projections and a rounded cache. Teacher: itself as it came; see run.Work.
 
     Attributes:
-        shifts: of keys, by our names; frozen. None where heads cannot be mixed.
+        mixing: of queries and keys, by our names; frozen. None where they were mixed before.
     """
 
     def __init__(
-        self, material: Material, parameters: dict[str, Tensor], settings: Settings, shifts: dict[str, Tensor]
+        self, material: Material, parameters: dict[str, Tensor], settings: Settings, mixing: dict[str, Tensor]
     ) -> None:
-        self.material, self.parameters, self.settings, self.shifts = material, parameters, settings, shifts
-        self.teacher, self.student = material.target, mixed(material.target, shifts).replaced(parameters)
+        self.material, self.parameters, self.settings, self.mixing = material, parameters, settings, mixing
+        self.teacher, self.student = material.target, mixed(material.target, mixing).replaced(parameters)
         self._held_out = material.held_out.spaced(_HELD_OUT_WINDOWS, settings.held_out_tokens)
         self._wanted = [self._states(self.teacher, ids, attend_densely) for ids in self._held_out]
 
@@ -103,11 +104,11 @@ class CacheWork:
         return target.hidden(target.forward(ids[None], attend=attend).last[0, :-1:_VALIDATE_EVERY])
 
     def export(self, position: Position) -> None:
-        """Projections as BF16, shifts; see stage.export."""
+        """Projections and mixing as BF16; see stage.export."""
         config: dict[str, object] = {"quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"}}
-        if self.shifts:
-            config["text_config"] = {"use_qk_hadamard": True}
-        weights = self.parameters | self.shifts
+        if self.mixing:
+            config["text_config"] = {"use_qk_mix": True}
+        weights = self.parameters | self.mixing
         stage.export(self.material, "cache", weights, position, asdict(self.settings), config)
 
 
@@ -117,41 +118,85 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     material = stage.prepare(options)
     exact = material.exact()
     parameters = {name: exact.weights[name].clone().requires_grad_() for name in trained_names(exact)}
-    shifts = mean_keys(exact, material.trained.spaced(_PROBES, settings.num_tokens))
+    mixing = measure_mixing(exact, material.trained.spaced(_PROBES, settings.num_tokens))
     plan = Plan(steps=options.steps or 500, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}
     )
-    work = CacheWork(material, parameters, settings, shifts)
+    work = CacheWork(material, parameters, settings, mixing)
     return started.go(work, options.hours, watch)
 
 
-def mixed(target: Target, shifts: dict[str, Tensor]) -> Target:
-    """The same model, its queries and keys mixed by a Hadamard matrix once shifts are taken off the keys.
+def mixed(target: Target, mixing: dict[str, Tensor]) -> Target:
+    """The same model, its keys shifted and mixed and its queries mixed the inverse way.
 
     What attention comes to stays the same: products of queries and keys do, but for one number a query that all keys
-    share. But sixteen dims share a scale in NVFP4, and now none of them stands out
-    (docs/experiments/2026-11-30-what-training-needs.md has what that is worth).
+    share (docs/experiments/2026-11-30-what-training-needs.md has what that is worth).
     """
-    return Target(replace(target.config, use_qk_hadamard=bool(shifts)), {**target.weights, **shifts}, target.dtype)
+    return Target(replace(target.config, use_qk_mix=bool(mixing)), {**target.weights, **mixing}, target.dtype)
 
 
 @torch.no_grad()
-def mean_keys(target: Target, windows: Tensor) -> dict[str, Tensor]:
-    """Mean of each head's rotated keys over windows i64 [count T]: f32 [G H] by our names; none where heads cannot mix.
+def measure_mixing(target: Target, windows: Tensor) -> dict[str, Tensor]:
+    """What keys need least bits after, over windows i64 [count T]: by our names, none where heads are mixed already.
 
-    Dims that turn slowly keep their mean wherever a token stands, so without it they need fewer bits.
+    `k_shift` f32 [G*H] is the mean of each head's rotated keys: dims that turn slowly keep theirs wherever a token
+    stands. `k_mix` bf16 [G H H] is what `balance` finds, `q_mix` what undoes it in products.
     """
-    width = target.config.head_dim
-    if width & (width - 1) or target.config.use_qk_hadamard:
+    config, sums = target.config, dict[int, tuple[Tensor, Tensor, Tensor]]()
+    if config.use_qk_mix:
         return {}
-    sums: dict[str, Tensor] = {}
 
     def look(layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        name = f"model.layers.{layer}.self_attn.k_shift"
-        sums[name] = sums.get(name, torch.zeros(())) + k[0].float().mean(1).flatten() / len(windows)
+        grouped = torch.unflatten(q[0].float(), 0, (k.shape[1], -1)).flatten(1, 2)
+        keys = k[0].float()
+        seen = (_moments(grouped), _moments(keys), keys.mean(1))
+        sums[layer] = tuple(a + b for a, b in zip(sums.get(layer, (0, 0, 0)), seen, strict=True))  # type: ignore
         return attend_densely(layer, x, q, k, v)
 
     for ids in windows:
         target.forward(ids[None], attend=look)
-    return sums
+    mixing: dict[str, Tensor] = {}
+    for layer, seen in sums.items():
+        of_queries, of_keys, mean = (part / len(windows) for part in seen)
+        spread = of_keys - mean[:, :, None] * mean[:, None]
+        k_mix = torch.stack([balance(*pair) for pair in zip(of_queries, spread, strict=True)]).bfloat16()
+        q_mix = torch.linalg.inv(k_mix.double()).transpose(1, 2).bfloat16()
+        at = f"model.layers.{layer}.self_attn."
+        mixing |= {at + "k_shift": mean.flatten(), at + "q_mix": q_mix, at + "k_mix": k_mix}
+    return mixing
+
+
+def balance(of_queries: Tensor, of_keys: Tensor) -> Tensor:
+    """The matrix M of mixed keys k M under which rounding them moves a head's scores least.
+
+    With errors of one size in all dims of k M, a score's error is as tr(M^T K M) tr(M^-1 Q M^-T); that is least where
+    both second moments, K of keys and Q of queries, become the same. Turned so that they are diagonal, and then mixed
+    by a Hartley matrix: no dim stands out among the sixteen that share a scale.
+
+    Args:
+        of_queries, of_keys: second moments f32 [H H].
+
+    Returns:
+        f32 [H H].
+    """
+    root, inverse = _power(of_keys, 0.5), _power(of_keys, -0.5)
+    values, vectors = torch.linalg.eigh(inverse @ _power(root @ of_queries.double() @ root, 0.5) @ inverse)
+    balanced = values.clamp(min=values.max() * _LEAST).sqrt()[:, None] * vectors.T
+    _, axes = torch.linalg.eigh(balanced @ of_keys.double() @ balanced.T)
+    width = len(axes)
+    turns = 2 * math.pi / width * torch.outer(*2 * [torch.arange(width, dtype=torch.float64)])
+    mix: Tensor = balanced.T @ axes @ (turns.cos() + turns.sin()) / math.sqrt(width)
+    return mix.float()
+
+
+def _moments(x: Tensor) -> Tensor:
+    """[G T H] -> f32 [G H H], the mean of x x^T."""
+    return x.transpose(1, 2) @ x / x.shape[1]
+
+
+def _power(matrix: Tensor, exponent: float) -> Tensor:
+    """A power of a symmetric positive matrix: f64."""
+    values, vectors = torch.linalg.eigh(matrix.double())
+    powers: Tensor = vectors * values.clamp(min=values.max() * _LEAST) ** exponent @ vectors.T
+    return powers

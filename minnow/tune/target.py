@@ -20,7 +20,6 @@ from minnow.config import model
 from minnow.config.model import ModelConfig
 from minnow.core.errors import CheckpointError, ConfigError
 from minnow.formats.quantized import decode
-from minnow.kernels.qk_norm_rope.reference import hadamard
 from minnow.model.rope import inverse_frequencies
 from minnow.tune.attend import Attend, attend_densely
 
@@ -94,9 +93,10 @@ class Target:
         """Queries and keys after norm, rotation and mixing, and values: [S N T H], [S G T H] twice."""
         at, width = f"model.layers.{layer}.self_attn.", self.config.head_dim
         q, k = self.turned(at + "q_proj", x_STD, at + "q_norm"), self.turned(at + "k_proj", x_STD, at + "k_norm")
-        if self.config.use_qk_hadamard:
-            matrix, shift = hadamard(width), self.weights[at + "k_shift"].float().view(-1, 1, width)
-            q, k = ((heads @ matrix).to(self.dtype) for heads in (q.float(), k.float() - shift))
+        if self.config.use_qk_mix:
+            shift, for_q, for_k = (self.weights[at + name].float() for name in ("k_shift", "q_mix", "k_mix"))
+            k = ((k.float() - shift.view(-1, 1, width)) @ for_k).to(self.dtype)
+            q = (q.float() @ for_q.repeat_interleave(q.shape[1] // len(for_q), 0)).to(self.dtype)
         return q, k, _heads(self.linear(at + "v_proj", x_STD), width)
 
     def index(self, layer: int, x_STD: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,15 +70,15 @@ def _close(seen: StepOutput, expected: StepOutput, share: float) -> None:
         assert (a.float() - b.float()).abs().max() <= share * b.float().abs().max()
 
 
-@pytest.mark.parametrize("use_qk_hadamard", [False, True])
+@pytest.mark.parametrize("use_qk_mix", [False, True])
 @pytest.mark.parametrize("family", ["m3", "llama"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_the_native_step_is_the_decoder(tmp_path, family, num_threads, use_qk_hadamard):
+def test_the_native_step_is_the_decoder(tmp_path, family, num_threads, use_qk_mix):
     """FP32 all through: prefill, decode, a verify step, several sequences, and one that only just begins."""
     before = native.num_threads()
     native.set_threads(num_threads)
     try:
-        tiny = {"family": family, "dtype": "float32", "use_qk_hadamard": use_qk_hadamard}
+        tiny = {"family": family, "dtype": "float32", "use_qk_mix": use_qk_mix}
         pair = Pair(tmp_path, torch.float32, "f32", **tiny)
         steps = [[(0, 37)], [(37, 1)], [(38, 5), (0, 17)], [(43, 1), (17, 1), (0, 16)], [(44, 1), (18, 20)]]
         for step in steps:
@@ -91,12 +91,12 @@ def test_the_native_step_is_the_decoder(tmp_path, family, num_threads, use_qk_ha
 @pytest.mark.parametrize("family", ["m3", "llama"])
 def test_mixing_queries_and_keys_changes_no_answer(tmp_path, family):
     """Products of queries and keys stay, but for what all keys of a query share."""
-    pair = Pair(tmp_path, torch.float32, "f32", family=family, dtype="float32", use_qk_hadamard=True)
-    plain = replace(pair.config, use_qk_hadamard=False)
+    pair = Pair(tmp_path, torch.float32, "f32", family=family, dtype="float32", use_qk_mix=True)
+    plain = replace(pair.config, use_qk_mix=False)
     decoder = Decoder(plain, registry.bind(registry.target_of(_CPU), "*=reference"), torch.float32, _CPU)
     for one, other in zip(decoder.modules(), pair.decoder.modules(), strict=True):
         if hasattr(one, "weights"):
-            one.weights = other.weights[: len(one.weight_names)]  # a shift comes last
+            one.weights = other.weights[: len(one.weight_names)]  # what mixes comes last
     keys = [pair.pools[i].layers[1].k for i in range(2)]
     for step in ([(0, 37)], [(37, 1)], [(38, 5), (0, 17)]):
         inputs = pair.inputs(step)

@@ -55,14 +55,24 @@ def test_training_brings_the_student_to_its_teacher(tmp_path: Path) -> None:
     assert last < 0.85 * first
 
 
-def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path: Path) -> None:
-    loaded = target.load(_options(tmp_path).directory, torch.float32)
-    keys = {n: w.clone() for n, w in loaded.weights.items() if "k_proj" in n}
-    for weight in keys.values():
-        weight[5] *= 12
-    loaded = loaded.replaced(keys)
+def _stretched(directory: Path) -> tuple[target.Target, torch.Tensor]:
+    """A model whose keys have a dim that dwarfs the others, and queries which hardly use it; windows of tokens."""
+    loaded = target.load(_options(directory).directory, torch.float32)
+    changed = {n: w.clone() for n, w in loaded.weights.items() if n in cache.trained_names(loaded)}
+    for name, weight in changed.items():
+        weight[5] *= 12 if "k_proj" in name else 0.1
     windows = torch.randint(0, 250, (3, 96), generator=torch.Generator().manual_seed(3))
-    mixed = cache.mixed(loaded, cache.mean_keys(loaded, windows[:2]))
+    return loaded.replaced(changed), windows
+
+
+def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path: Path) -> None:
+    loaded, windows = _stretched(tmp_path)
+    mixing = cache.measure_mixing(loaded, windows[:2])
+    for name in [n for n in mixing if n.endswith("q_mix")]:  # as it is but for BF16
+        exact = torch.linalg.inv(mixing[name.replace("q_mix", "k_mix")].double()).transpose(1, 2)
+        assert (mixing[name] - exact).abs().max() <= 2**-8 * exact.abs().max()
+        mixing[name] = exact.float()
+    mixed = cache.mixed(loaded, mixing)
     peaks: list[float] = []  # largest dim of the first head over what dims have on average
 
     def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -73,14 +83,44 @@ def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path:
     exact, again = (of.forward(windows[2:], attend=look).last for of in (loaded, mixed))
     assert (again - exact).abs().max() < 1e-3 * exact.abs().max()
     half = len(peaks) // 2
-    assert min(peaks[:half]) > 4 and max(peaks[half:]) < 1.5, peaks
+    assert min(peaks[:half]) > 4 and max(peaks[half:]) < 2, peaks
+    assert cache.measure_mixing(mixed, windows[:2]) == {}
 
 
-def test_means_are_those_of_the_rotated_keys(tmp_path: Path) -> None:
+def test_rounded_keys_move_scores_less_when_mixed(tmp_path: Path) -> None:
+    loaded, windows = _stretched(tmp_path)
+    errors: list[torch.Tensor] = []
+
+    def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        missed = (attend.straight_through(k) - k).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        errors.append((q @ missed.transpose(-1, -2)).square().mean())
+        return attend.attend_densely(layer, x, q, k, v)
+
+    for model in (loaded, cache.mixed(loaded, cache.measure_mixing(loaded, windows[:2]))):
+        model.forward(windows[2:], attend=look)
+    half = len(errors) // 2
+    assert torch.stack(errors[half:]).sum() < 0.5 * torch.stack(errors[:half]).sum(), errors
+
+
+def test_balanced_moments_are_the_same_and_alike_in_all_dims() -> None:
+    generator = torch.Generator().manual_seed(0)
+    of_queries, of_keys = (
+        x.T @ x for x in torch.randn(2, 200, 24, generator=generator) * (0.1 + torch.rand(24, generator=generator))
+    )
+    mix = cache.balance(of_queries, of_keys).double()
+    undone = torch.linalg.inv(mix)
+    keys, queries = mix.T @ of_keys.double() @ mix, undone @ of_queries.double() @ undone.T
+    assert torch.allclose(keys, queries, rtol=1e-3, atol=1e-3 * float(keys.diagonal().max()))
+    assert keys.diagonal().max() < 2.1 * keys.diagonal().mean()  # a Hartley matrix has entries of up to sqrt(2 / H)
+    plain = of_keys.diagonal().sum() * of_queries.diagonal().sum()
+    assert keys.diagonal().sum() * queries.diagonal().sum() < plain
+
+
+def test_shifts_are_the_means_of_the_rotated_keys(tmp_path: Path) -> None:
     loaded = target.load(_options(tmp_path).directory, torch.float32)
     windows = torch.randint(0, 250, (2, 40), generator=torch.Generator().manual_seed(3))
-    shifts = cache.mean_keys(loaded, windows)
-    assert len(shifts) == loaded.config.num_hidden_layers
+    mixing = cache.measure_mixing(loaded, windows)
+    assert len(mixing) == 3 * loaded.config.num_hidden_layers
     seen: list[torch.Tensor] = []
 
     def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -90,7 +130,7 @@ def test_means_are_those_of_the_rotated_keys(tmp_path: Path) -> None:
     for ids in windows:
         loaded.forward(ids[None], attend=look)
     first = torch.cat(seen[:: loaded.config.num_hidden_layers], dim=2)[0].mean(1)
-    assert torch.allclose(shifts["model.layers.0.self_attn.k_shift"].view_as(first), first, atol=1e-5)
+    assert torch.allclose(mixing["model.layers.0.self_attn.k_shift"].view_as(first), first, atol=1e-5)
 
 
 def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
@@ -100,14 +140,16 @@ def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
     assert described["steps"] == 2 and described["seed"] == 0 and described["stage"] == "cache"
     assert described["config"] == {
         "quantization_config": {"quant_method": "minnow", "kv_cache": "nvfp4"},
-        "text_config": {"use_qk_hadamard": True},
+        "text_config": {"use_qk_mix": True},
     }
     before = target.load(options.directory, torch.float32, options.parts)
     after = target.load(options.directory, torch.float32, (*options.parts, options.output))
     changed = {n for n in before.weights if not torch.equal(before.weights[n], after.weights[n])}
     assert changed == set(cache.trained_names(before))
     layers = range(before.config.num_hidden_layers)
-    assert after.weights.keys() - before.weights.keys() == {f"model.layers.{i}.self_attn.k_shift" for i in layers}
+    assert after.weights.keys() - before.weights.keys() == {
+        f"model.layers.{i}.self_attn.{name}" for i in layers for name in ("k_shift", "q_mix", "k_mix")
+    }
     assert {path.name for path in options.output.iterdir()} == {
         "trained.safetensors", "trained.json", "state", "log.jsonl", "loss.svg"
     }  # fmt: skip

@@ -23,13 +23,15 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
     const Cache* const caches[kMaxProjections] = {nullptr, &layer.k, &layer.v, nullptr, &layer.index};
     HeadPart parts[kMaxProjections];  // query, key, value, index key and, where blocks are chosen, index query
     Weight projections[kMaxProjections];
+    const float* const mixes[kMaxProjections] = {layer.query_mix, layer.key_mix};
     const int64_t order[kMaxProjections] = {0, 1, 2, 4, 3};
     int64_t stride = 0, num_parts = 0;
     for (const int64_t i : order) {
         if ((i == 4 && !layer.is_sparse) || (i == 3 && !chooses)) continue;
         const Weight& norm = layer.head_norms[i];
-        parts[num_parts] = {stride, layer.projections[i].num_rows / norm.width, norm, i != 2, caches[i],
-                            i < 2 ? layer.is_mixed : 0, i == 1 ? layer.key_shift : nullptr};
+        const int64_t num_heads = layer.projections[i].num_rows / norm.width;
+        parts[num_parts] = {stride, num_heads, norm, i != 2, caches[i], i == 1 ? layer.key_shift : nullptr,
+                            mixes[i], i == 0 ? num_heads / layer.k.num_heads : 1};
         projections[num_parts++] = layer.projections[i];
         stride += layer.projections[i].num_rows;
     }

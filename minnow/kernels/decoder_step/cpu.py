@@ -26,7 +26,7 @@ class LayerParts:
         projections: q, k, v, and on a sparse layer index q and index k.
         head_norms: of each projection; None where there is none.
         head_dims: width of a head of each projection.
-        is_mixed: queries and keys go through a Hadamard matrix; key_shift: f32 [G H], taken off the keys before.
+        mixing: key_shift f32 [G H], query_mix and key_mix f32 [G H H]; see qk_norm_rope. None each where there is none.
         caches: k, v, and the index keys or None.
         gate, bias, experts: of the router and its experts; None and empty on a dense layer.
         shared: the shared expert, or the dense feed-forward part.
@@ -36,8 +36,7 @@ class LayerParts:
     projections: tuple[Matrix, ...]
     head_norms: tuple[Tensor | None, ...]
     head_dims: tuple[int, ...]
-    is_mixed: bool
-    key_shift: Tensor | None
+    mixing: tuple[Tensor | None, Tensor | None, Tensor | None]
     project_out: Matrix
     feed_forward_norm: Tensor
     caches: tuple[Weight, Weight, Weight | None]
@@ -174,7 +173,7 @@ def _layer_words(layer: LayerParts, table: Words) -> tuple[int, ...]:
         *(w for norm, width in norms for w in _head_norm_words(norm, width)), *_NO_WEIGHT * missing,
         *words.of_weights((layer.project_out, layer.feed_forward_norm)),
         *words.of_cache(k), *words.of_cache(v), *(_NO_CACHE if index is None else words.of_cache(index)),
-        layer.is_mixed, 0 if layer.key_shift is None else layer.key_shift.data_ptr(),
+        *words.of_optional(*layer.mixing),
         index is not None, len(layer.experts), layer.bias is not None,
         *(_NO_WEIGHT if layer.gate is None else words.of_weight(layer.gate)),
         *(_NO_WEIGHT if layer.bias is None else words.of_weight(layer.bias)),

@@ -97,22 +97,26 @@ inline void turn_head(float* __restrict x, const float* __restrict cosines, cons
     }
 }
 
-// x = (x - shift) H for the Hadamard matrix H of a power of two, divided by the square root of its width.
-inline void mix_head(float* x, const float* shift, int64_t width) {
-    for (int64_t i = 0; shift != nullptr && i < width; ++i) x[i] -= shift[i];
-    for (int64_t half = 1; half < width; half *= 2) {
-        for (int64_t start = 0; start < width; start += 2 * half) {
-            float* __restrict low = x + start;
-            float* __restrict high = low + half;
-            for (int64_t i = 0; i < half; ++i) {
-                const float sum = low[i] + high[i];
-                high[i] = low[i] - high[i];
-                low[i] = sum;
+// y = (x - shift) mix for a matrix [width width]; x and y lie apart.
+inline void mix_head(const float* x, const float* shift, const float* mix, int64_t width, float* __restrict y) {
+    const auto moved = [&](int64_t i) { return shift == nullptr ? x[i] : x[i] - shift[i]; };
+    constexpr int64_t kColumns = 4 * kLanes;
+    int64_t column = 0;
+    for (; column + kColumns <= width; column += kColumns) {
+        F sums[4] = {zero(), zero(), zero(), zero()};
+        for (int64_t i = 0; i < width; ++i) {
+            const F value = broadcast(moved(i));
+            for (int64_t j = 0; j < 4; ++j) {
+                sums[j] = fma(value, load(mix + i * width + column + j * kLanes), sums[j]);
             }
         }
+        for (int64_t j = 0; j < 4; ++j) store(y + column + j * kLanes, sums[j]);
     }
-    const float scale = 1.0f / sqrtf(static_cast<float>(width));
-    for (int64_t i = 0; i < width; ++i) x[i] *= scale;
+    for (; column < width; ++column) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < width; ++i) sum += moved(i) * mix[i * width + column];
+        y[column] = sum;
+    }
 }
 
 // Round to nearest even; beyond 448 is 448, and every NaN is 0x7f.

@@ -111,8 +111,9 @@ struct HeadPart {
     Weight norm;           // [1 width]; codes null: no norm, its width is still that of the heads
     int64_t is_turned;     // norm and rope; values are only written
     const Cache* cache;    // null: the rows stay where they are (queries)
-    int64_t is_mixed = 0;            // behind the rotation: shift, then through a Hadamard matrix
-    const float* shift = nullptr;    // [num_heads width], taken off; null: nothing is
+    const float* shift = nullptr;    // [num_heads width], taken off behind the rotation where there is a mix
+    const float* mix = nullptr;      // [num_heads / heads_per_mix, width, width]; null: heads are not mixed
+    int64_t heads_per_mix = 1;
 };
 
 // Norm, rotate and store the parts of x [T, sum of parts] in place; keys and values go to their slots, quantised.

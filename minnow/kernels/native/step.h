@@ -17,8 +17,8 @@ struct Layer {
     Weight project_out;
     Weight feed_forward_norm;
     Cache k, v, index;
-    int64_t is_mixed;        // queries and keys, behind the rotation
-    const float* key_shift;  // null: nothing is taken off keys before
+    const float* key_shift;  // behind the rotation; null where nothing is mixed, as the next two
+    const float *query_mix, *key_mix;
     int64_t is_sparse;
     int64_t num_experts;  // 0: the shared expert is the whole feed-forward part
     int64_t has_bias;

@@ -1,4 +1,4 @@
-"""per-head norm, then rotary position, of queries or keys; then a Hadamard matrix where a cache wants values alike"""
+"""per-head norm, then rotary position, of queries or keys; then a matrix where a cache wants values alike"""
 
 from minnow.kernels.contract import Op
 
@@ -12,7 +12,7 @@ OP = Op(
         "eps": "scalar",
         "offset": "scalar",
         "shift": "bf16|f32? [N H]",
-        "is_mixed": "scalar",
+        "mix": "bf16|f32? [M H H]",
     },
     outputs={"y": "same [T N H]"},
     cost=lambda T, N, H, itemsize=2: (10 * T * N * H, 2 * T * N * H * itemsize),
@@ -22,9 +22,10 @@ OP = Op(
         {"T": 0, "N": 1, "H": 32, "rotary": 32, "has_norm": True},
         {"T": 3, "N": 64, "H": 128, "rotary": 64, "has_norm": True},
         {"T": 5, "N": 2, "H": 36, "rotary": 22, "has_norm": True, "dtype": "f32"},
-        {"T": 4, "N": 3, "H": 64, "rotary": 64, "has_norm": False, "dtype": "f32", "is_mixed": True},
-        {"T": 3, "N": 2, "H": 128, "rotary": 64, "has_norm": True, "is_mixed": True, "has_shift": True},
-        {"T": 6, "N": 1, "H": 8, "rotary": 4, "has_norm": True, "dtype": "f32", "is_mixed": True, "has_shift": True},
+        {"T": 4, "N": 3, "H": 64, "rotary": 64, "has_norm": False, "dtype": "f32", "mixes": 3},
+        {"T": 3, "N": 2, "H": 128, "rotary": 64, "has_norm": True, "mixes": 1, "has_shift": True},
+        {"T": 6, "N": 1, "H": 8, "rotary": 4, "has_norm": True, "dtype": "f32", "mixes": 1, "has_shift": True},
+        {"T": 2, "N": 4, "H": 100, "rotary": 50, "has_norm": False, "mixes": 2, "has_shift": True},
         {"T": 2049, "N": 1, "H": 16, "rotary": 16, "has_norm": False, "is_strided": True},
     ),
     device_cases=({"T": 4096, "N": 64, "H": 128, "rotary": 64, "has_norm": True},),

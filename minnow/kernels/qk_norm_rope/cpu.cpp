@@ -18,6 +18,7 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
     float* cosines = memory.take<float>(num_frequencies);
     float* sines = memory.take<float>(num_frequencies);
     float* turned = memory.take<float>(widest);
+    float* turned_alone = memory.take<float>(widest);  // before it is mixed
     int64_t row_of_angles = -1;  // a thread's items of one row share them
 
     const auto turn = [&](const float* head, const HeadPart& part, int64_t h, int64_t row, float* y) {
@@ -30,7 +31,11 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
             memcpy(y, head, width * sizeof(float));
         }
         turn_head(y, cosines, sines, num_frequencies);
-        if (part.is_mixed) mix_head(y, part.shift == nullptr ? nullptr : part.shift + h * width, width);
+        if (part.mix != nullptr) {
+            const float* shift = part.shift == nullptr ? nullptr : part.shift + h * width;
+            memcpy(turned_alone, y, width * sizeof(float));
+            mix_head(turned_alone, shift, part.mix + h / part.heads_per_mix * width * width, width, y);
+        }
         if (is_bf16) round_row(y, width);
     };
 

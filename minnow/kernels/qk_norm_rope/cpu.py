@@ -20,21 +20,21 @@ def qk_norm_rope(
     eps: float,
     offset: float,
     shift: Tensor | None = None,
-    is_mixed: bool = False,
+    mix: Tensor | None = None,
 ) -> Tensor:
     """Norm of each head, rotation by position, and a mix of its values; see reference.py."""
     num_tokens, num_heads, width = x.shape
     assert w is None or w.shape == (width,)
     assert 2 * len(inv_freq) <= width
-    assert not is_mixed or not width & (width - 1), f"heads of {width} values cannot be mixed"
+    assert mix is None or (mix.shape[1:] == (width, width) and not num_heads % len(mix))
     y = torch.empty(x.shape).copy_(x)
     w = None if w is None else w.contiguous()
     norm = (0, 1, width, 0, 0, 0, 0) if w is None else words.of_weight(w)
     positions, inv_freq = positions.contiguous(), inv_freq.contiguous()
-    shift = None if shift is None else shift.float().contiguous()
-    moved = 0 if shift is None else shift.data_ptr()
+    shift, mix = (None if part is None else part.float().contiguous() for part in (shift, mix))
+    mixing = (*words.of_optional(shift, mix), 1 if mix is None else num_heads // len(mix))
     native.function("qk_norm_rope_write", "piipippiffpi")(
-        y.data_ptr(), num_heads * width, num_tokens, words.pack(0, num_heads, *norm, True, 0, is_mixed, moved), 1,
+        y.data_ptr(), num_heads * width, num_tokens, words.pack(0, num_heads, *norm, True, 0, *mixing), 1,
         positions.data_ptr(), inv_freq.data_ptr(), len(inv_freq), eps, offset, None, False,
     )  # fmt: skip
     return y.to(x.dtype)

@@ -16,7 +16,7 @@ def make(
     has_norm: bool,
     dtype: Literal["bf16", "f32"] = "bf16",
     is_strided: bool = False,
-    is_mixed: bool = False,
+    mixes: int = 0,
     has_shift: bool = False,
 ) -> dict[str, Any]:
     """Random heads at spread positions; strided ones are a part of wider rows."""
@@ -31,5 +31,5 @@ def make(
         "eps": 1e-6,
         "offset": 1.0,
         "shift": torch.randn(N, H, generator=generator).to(device) if has_shift else None,
-        "is_mixed": is_mixed,
+        "mix": (torch.randn(mixes, H, H, generator=generator) / H**0.5).to(device, torch.bfloat16) if mixes else None,
     }

@@ -19,7 +19,7 @@ def qk_norm_rope(
     eps: float,
     offset: float,
     shift: Tensor | None = None,
-    is_mixed: bool = False,
+    mix: Tensor | None = None,
 ) -> Tensor:
     """Root-mean-square norm of each head, rotate its first 2R dims by position, mix; one rounding, at the end.
 
@@ -30,14 +30,14 @@ def qk_norm_rope(
         inv_freq: f32 [R]; dims (j, j + R) rotate together, dims from 2R on pass through.
         eps, offset: of the norm; the weight used is offset + w.
         shift: f32|bf16 [N H], taken off behind the rotation where heads are mixed.
-        is_mixed: multiply each head by the Hadamard matrix of its width, a power of two, over the width's square root.
-            Products of queries and keys stay what they are; what one scale covers in a cache is more alike.
+        mix: [M H H], each for N/M heads in a row: the head is multiplied by its matrix. Those of queries and keys
+            are chosen so that products stay what they are, and what one scale covers in a cache is alike.
 
     Returns:
         same dtype [T N H].
 
-    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3; QuaRot (Hadamard
-        matrices behind the rotation).
+    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3; QuaRot (matrices
+        behind the rotation).
     """
     y = x.float()
     if w is not None:
@@ -47,16 +47,7 @@ def qk_norm_rope(
     cos, sin = angle.cos(), angle.sin()
     first, second, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
-    if is_mixed:
-        turned = (turned if shift is None else turned - shift.float()) @ hadamard(turned.shape[-1]).to(turned)
+    if mix is not None:
+        moved = turned if shift is None else turned - shift.float()
+        turned = (moved[:, :, None] @ mix.float().repeat_interleave(x.shape[1] // len(mix), 0)).squeeze(2)
     return turned.to(x.dtype)
-
-
-def hadamard(width: int) -> Tensor:
-    """The orthogonal Hadamard matrix of a power of two, in Sylvester's order and its own inverse: f32 [width width]."""
-    assert width > 0 and not width & (width - 1), f"there is none of {width} values"
-    matrix: Tensor = torch.ones(1, 1)
-    while len(matrix) < width:
-        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-    orthogonal: Tensor = matrix / width**0.5
-    return orthogonal
