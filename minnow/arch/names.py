@@ -144,7 +144,6 @@ def attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Mod
         yield _of_text(f"{prefix}.index_q_proj", "attention", config.sparse.num_index_heads * index, width)
         yield _of_text(f"{prefix}.index_k_proj", "attention", index, width)
     if config.use_qk_mix:
-        yield _of_text(f"{prefix}.k_shift", "norm", kv_rows)
         for side in "qk":
             yield _of_text(f"{prefix}.{side}_mix", "norm", config.num_key_value_heads, head, head)
     if config.use_qk_norm:

@@ -42,7 +42,7 @@ ALONE = Ranks()
 TABLE: tuple[tuple[str, ShardSpec], ...] = (
     (r"self_attn\.q_proj", ShardSpec(axis="tp", dim=0, unit="head")),
     (r"self_attn\.(k_proj|v_proj|index_q_proj)", ShardSpec(axis="tp", dim=0, unit="kv head")),
-    (r"self_attn\.(k_shift|q_mix|k_mix)", ShardSpec(axis="tp", dim=0, unit="kv head")),
+    (r"self_attn\.[qk]_mix", ShardSpec(axis="tp", dim=0, unit="kv head")),
     (r"self_attn\.index_k_proj", REPLICATED),  # every rank holds the whole index cache
     (r"self_attn\.o_proj", ShardSpec(axis="tp", dim=1, unit="head")),
     (r"(mlp|shared_experts)\.(gate_proj|up_proj)", ShardSpec(axis="tp", dim=0)),

@@ -33,6 +33,11 @@ def merged(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return both
 
 
+def pattern_of(module: str) -> str:
+    """What stands for a module and its likes in `formats` of a configuration: its numbers as stars."""
+    return _NUMBER.sub("*", module)
+
+
 def combine(base: Path, parts: Sequence[Path], target: Path) -> None:
     """Write a checkpoint of ours anew, with the weights of some parts in the place of its own or beside them.
 
@@ -94,7 +99,7 @@ def _formats(raw: Mapping[str, Any], part: Reader) -> dict[str, str]:
     found = {}
     for name in part.names:
         module = name.removeprefix("language_model.").removesuffix(".weight")
-        pattern = _NUMBER.sub("*", module)
+        pattern = pattern_of(module)
         is_matrix = name.endswith(".weight") and len(part.entry(name).shape) == 2
         is_quantised = f"{name}_scale_inv" in part or f"{name}_scale" in part
         if is_matrix and not is_quantised and said.get(pattern) != "bf16":

@@ -25,13 +25,12 @@ class Attention(nn.Module):
         self.project_in = Linear(kernels, *(at + p for p in projections))
         self.project_out = Linear(kernels, at + "o_proj")
 
-        def turn(norm: str, **mixing: str) -> HeadNormRope:
+        def turn(norm: str, mix: str | None = None) -> HeadNormRope:
             name = at + norm if config.use_qk_norm else None
-            mixing = mixing if config.use_qk_mix else {}
-            return HeadNormRope(kernels, name, inv_freq, config.rms_norm_eps, config.norm_offset, **mixing)
+            mix = at + mix if mix and config.use_qk_mix else None
+            return HeadNormRope(kernels, name, inv_freq, config.rms_norm_eps, config.norm_offset, mix)
 
-        self.turn_q = turn("q_norm", mix=at + "q_mix")
-        self.turn_k = turn("k_norm", mix=at + "k_mix", shift=at + "k_shift")
+        self.turn_q, self.turn_k = turn("q_norm", "q_mix"), turn("k_norm", "k_mix")
         if self.is_sparse:
             self.turn_index_q, self.turn_index_k = turn("index_q_norm"), turn("index_k_norm")
 

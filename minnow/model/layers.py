@@ -44,7 +44,7 @@ class HeadNormRope(nn.Module):
     """Per-head norm (left out without a name) and rotary position of queries or keys.
 
     Args:
-        mix: names the matrices that follow, `shift` what is taken off before them.
+        mix: names the matrices that follow.
     """
 
     def __init__(
@@ -54,30 +54,25 @@ class HeadNormRope(nn.Module):
         inv_freq: Tensor,
         eps: float,
         offset: float,
-        *,
         mix: str | None = None,
-        shift: str | None = None,
     ) -> None:
         super().__init__()
         self.kernels, self.inv_freq, self.eps, self.offset = kernels, inv_freq, eps, offset
-        self._names = (name, mix, shift)
+        self._names = (name, mix)
         self.weight_names = tuple(one for one in self._names if one is not None)
         self.weights: tuple[Weight, ...] = ()
 
     @property
-    def parts(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Norm [H], mix [M H H] and shift [N H] in one row, each None where there is none."""
+    def parts(self) -> tuple[Tensor | None, Tensor | None]:
+        """Norm [H] and mix [M H H], None where there is none."""
         held = iter(self.weights)
-        norm, mix, shift = (None if name is None else next(held) for name in self._names)
-        return norm, mix, shift  # type: ignore[return-value]
+        norm, mix = (None if name is None else next(held) for name in self._names)
+        return norm, mix  # type: ignore[return-value]
 
     def forward(self, x_TNH: Tensor, positions_T: Tensor) -> Tensor:
         """[T N H] -> [T N H]."""
-        norm, mix, shift = self.parts
-        shift = None if shift is None else shift.view(x_TNH.shape[1:])
-        y: Tensor = self.kernels.qk_norm_rope(
-            x_TNH, norm, positions_T, self.inv_freq, self.eps, self.offset, shift, mix
-        )
+        norm, mix = self.parts
+        y: Tensor = self.kernels.qk_norm_rope(x_TNH, norm, positions_T, self.inv_freq, self.eps, self.offset, mix)
         return y
 
 

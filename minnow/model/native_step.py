@@ -178,7 +178,7 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
     turns: list[HeadNormRope | None] = [attention.turn_q, attention.turn_k, None]
     if attention.is_sparse:
         turns += [attention.turn_index_q, attention.turn_index_k]
-    (_, query_mix, _), (_, key_mix, key_shift) = attention.turn_q.parts, attention.turn_k.parts
+    query_mix, key_mix = attention.turn_q.parts[1], attention.turn_k.parts[1]
     config = attention.config
     head_dims = (config.head_dim,) * 3 + ((config.sparse.index_dim,) * 2 if attention.is_sparse else ())
     is_moe = isinstance(feed_forward, MixtureOfExperts)
@@ -190,7 +190,7 @@ def _layer_parts(layer: DecoderLayer, cache: LayerCache, hold: Callable[[Weight]
         attention_norm=layer.attention_norm.weights[0],  # type: ignore[arg-type]
         projections=tuple(map(hold, attention.project_in.weights)),
         head_norms=tuple(turn.parts[0] if turn else None for turn in turns),
-        mixing=(_plain(key_shift), _plain(query_mix), _plain(key_mix)),
+        mixing=(_plain(query_mix), _plain(key_mix)),
         head_dims=head_dims,
         project_out=hold(attention.project_out.weights[0]),
         feed_forward_norm=layer.feed_forward_norm.weights[0],  # type: ignore[arg-type]

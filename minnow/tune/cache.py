@@ -17,7 +17,7 @@ from minnow.tune.target import Target
 
 _HELD_OUT_WINDOWS = 4
 _VALIDATE_EVERY = 4
-_PROBES = 6  # windows of text that queries and keys are measured on
+_PROBES = 8  # windows of text that queries and keys are measured on
 _LEAST = 1e-5  # of the largest moment: dims that are used less are not stretched further
 
 
@@ -48,7 +48,8 @@ class Settings:
 
 
 class CacheWork:
-    """Student: the model with the new projections and a rounded cache. Teacher: itself as it came; see run.Work.
+    """Student: the model with the new projections and a rounded cache, anywhere in its context. Teacher: itself as it
+    came, which is the same everywhere; see run.Work.
 
     Attributes:
         mixing: of queries and keys, by our names; frozen. None where they were mixed before.
@@ -60,6 +61,7 @@ class CacheWork:
         self.material, self.parameters, self.settings, self.mixing = material, parameters, settings, mixing
         self.teacher, self.student = material.target, mixed(material.target, mixing).replaced(parameters)
         self._held_out = material.held_out.spaced(_HELD_OUT_WINDOWS, settings.held_out_tokens)
+        self._starts = starts(self.teacher, self._held_out)
         self._wanted = [self._states(self.teacher, ids, attend_densely) for ids in self._held_out]
 
     def learn(self, step: int, generator: torch.Generator) -> Metrics:
@@ -71,12 +73,14 @@ class CacheWork:
     def _learn_one(self, generator: torch.Generator) -> Metrics:
         settings = self.settings
         ids = self.material.trained.sample(1, settings.num_tokens, generator)
+        last = max(self.student.config.max_position_embeddings - settings.num_tokens, 0)
+        student = self.student.moved(int(torch.randint(last + 1, (), generator=generator)))
         order = torch.randperm(settings.num_tokens, generator=generator)[: settings.num_positions]
         with torch.no_grad():
             wanted = self.teacher.hidden(self.teacher.forward(ids).last)[0]
             wanted_logits = self.teacher.logits(wanted[order]).log_softmax(-1)
-        seen = self.student.hidden(self.student.forward(ids, attend=attend_rounded).last)[0]
-        logits = self.student.logits(seen[order]).log_softmax(-1)
+        seen = student.hidden(student.forward(ids, attend=attend_rounded).last)[0]
+        logits = student.logits(seen[order]).log_softmax(-1)
         divergence = functional.kl_div(logits, wanted_logits, log_target=True, reduction="batchmean")
         error = (seen.float() - wanted.float()).square().mean() / wanted.float().square().mean()
         loss = divergence + settings.hidden_weight * error
@@ -90,8 +94,8 @@ class CacheWork:
         The two need not agree: a student can be nearer to the text than its teacher is, and yet far from its teacher.
         """
         divergence, change = torch.zeros(()), torch.zeros(())
-        for ids, wanted in zip(self._held_out, self._wanted, strict=True):
-            seen, labels = self._states(self.student, ids, attend_rounded), ids[1::_VALIDATE_EVERY]
+        for ids, start, wanted in zip(self._held_out, self._starts, self._wanted, strict=True):
+            seen, labels = self._states(self.student.moved(start), ids, attend_rounded), ids[1::_VALIDATE_EVERY]
             found, aim = (self.teacher.logits(states).log_softmax(-1) for states in (seen, wanted))
             divergence += functional.kl_div(found, aim, log_target=True, reduction="batchmean")
             change += functional.nll_loss(found, labels) - functional.nll_loss(aim, labels)
@@ -128,10 +132,9 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
 
 
 def mixed(target: Target, mixing: dict[str, Tensor]) -> Target:
-    """The same model, its keys shifted and mixed and its queries mixed the inverse way.
+    """The same model, its keys mixed and its queries mixed the inverse way, so that their products stay what they are.
 
-    What attention comes to stays the same: products of queries and keys do, but for one number a query that all keys
-    share (docs/experiments/2026-11-30-what-training-needs.md has what that is worth).
+    docs/experiments/2026-11-30-what-training-needs.md has what that is worth.
     """
     return Target(replace(target.config, use_qk_mix=bool(mixing)), {**target.weights, **mixing}, target.dtype)
 
@@ -140,31 +143,34 @@ def mixed(target: Target, mixing: dict[str, Tensor]) -> Target:
 def measure_mixing(target: Target, windows: Tensor) -> dict[str, Tensor]:
     """What keys need least bits after, over windows i64 [count T]: by our names, none where heads are mixed already.
 
-    `k_shift` f32 [G*H] is the mean of each head's rotated keys: dims that turn slowly keep theirs wherever a token
-    stands. `k_mix` bf16 [G H H] is what `balance` finds, `q_mix` what undoes it in products.
+    `k_mix` bf16 [G H H] is what `balance` finds, `q_mix` what undoes it in products. The windows lie all over the
+    context: dims that turn slowly hardly change in the first of them, and matrices that were measured there would
+    stretch them until they dwarf all others in the last.
     """
-    config, sums = target.config, dict[int, tuple[Tensor, Tensor, Tensor]]()
-    if config.use_qk_mix:
+    sums = dict[int, tuple[Tensor, Tensor]]()
+    if target.config.use_qk_mix:
         return {}
 
     def look(layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        grouped = torch.unflatten(q[0].float(), 0, (k.shape[1], -1)).flatten(1, 2)
-        keys = k[0].float()
-        seen = (_moments(grouped), _moments(keys), keys.mean(1))
-        sums[layer] = tuple(a + b for a, b in zip(sums.get(layer, (0, 0, 0)), seen, strict=True))  # type: ignore
+        before = sums.get(layer, (torch.zeros(()), torch.zeros(())))
+        sums[layer] = before[0] + queries_that_matter(q[0], k[0], v[0]), before[1] + _moments(k[0].float())
         return attend_densely(layer, x, q, k, v)
 
-    for ids in windows:
-        target.forward(ids[None], attend=look)
+    for ids, start in zip(windows, starts(target, windows), strict=True):
+        target.moved(start).forward(ids[None], attend=look)
     mixing: dict[str, Tensor] = {}
-    for layer, seen in sums.items():
-        of_queries, of_keys, mean = (part / len(windows) for part in seen)
-        spread = of_keys - mean[:, :, None] * mean[:, None]
-        k_mix = torch.stack([balance(*pair) for pair in zip(of_queries, spread, strict=True)]).bfloat16()
+    for layer, moments in sums.items():
+        k_mix = torch.stack([balance(*pair) for pair in zip(*moments, strict=True)]).bfloat16()
         q_mix = torch.linalg.inv(k_mix.double()).transpose(1, 2).bfloat16()
         at = f"model.layers.{layer}.self_attn."
-        mixing |= {at + "k_shift": mean.flatten(), at + "q_mix": q_mix, at + "k_mix": k_mix}
+        mixing |= {at + "q_mix": q_mix, at + "k_mix": k_mix}
     return mixing
+
+
+def starts(target: Target, windows: Tensor) -> list[int]:
+    """Where windows i64 [count T] begin, so that they are spread over all positions of the model."""
+    last = max(target.config.max_position_embeddings - windows.shape[1], 0)
+    return [last * i // max(len(windows) - 1, 1) for i in range(len(windows))]
 
 
 def balance(of_queries: Tensor, of_keys: Tensor) -> Tensor:
@@ -188,6 +194,27 @@ def balance(of_queries: Tensor, of_keys: Tensor) -> Tensor:
     turns = 2 * math.pi / width * torch.outer(*2 * [torch.arange(width, dtype=torch.float64)])
     mix: Tensor = balanced.T @ axes @ (turns.cos() + turns.sin()) / math.sqrt(width)
     return mix.float()
+
+
+def queries_that_matter(q_NTH: Tensor, k_GTH: Tensor, v_GTH: Tensor) -> Tensor:
+    """Second moments of queries, each weighed by what errors of its scores do to what it attends to: f32 [G H H].
+
+    Errors e of the scores, one size and independent, move the output o by the sum of p e (v - o); its square is the sum
+    of p^2 |v - o|^2.
+    """
+    found = []
+    groups = torch.split(q_NTH.float(), len(q_NTH) // len(k_GTH))
+    for of_group, k, v in zip(groups, k_GTH.float(), v_GTH.float(), strict=True):
+        moments, total = torch.zeros(()), torch.zeros(())
+        for q in of_group:
+            scores = (q @ k.T * k.shape[-1] ** -0.5).masked_fill(torch.ones(len(q), len(k)).triu(1) > 0, -torch.inf)
+            shares = scores.softmax(-1)
+            out = shares @ v
+            apart = v.square().sum(-1) - 2 * out @ v.T + out.square().sum(-1, keepdim=True)
+            weights = (shares.square() * apart).sum(-1)
+            moments, total = moments + (q * weights[:, None]).T @ q, total + weights.sum()
+        found.append(moments / total)
+    return torch.stack(found)
 
 
 def _moments(x: Tensor) -> Tensor:

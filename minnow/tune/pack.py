@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from minnow.arch.drafter import AT
 from minnow.arch.storage import STORAGE_BY_NAME
 from minnow.checkpoint import disk
 from minnow.checkpoint.reader import Reader
-from minnow.checkpoint.trained import DESCRIPTION_NAME, merged
+from minnow.checkpoint.trained import DESCRIPTION_NAME, merged, pattern_of
 from minnow.checkpoint.writer import Writer
 from minnow.config import load
 from minnow.config.drafter import DIRECTORY
@@ -25,7 +24,6 @@ from minnow.formats.quantized import Quantized, encode
 from minnow.formats.spec import SPEC_BY_NAME
 
 _LOOKED_UP = ("markov_w1", "confidence_head")  # a row at a time, or a single row: nothing to gain
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def pack(parts: Sequence[Path], output: Path, format: str, served: Mapping[str, Any]) -> None:
@@ -118,7 +116,7 @@ def _write(readers: Sequence[Reader], directory: Path, prefix: str, format: str)
             module = name.removeprefix("language_model.").removesuffix(".weight")
             stored, kind = _stored(name, value, format)
             if value.ndim == 2:
-                formats[prefix + _NUMBER.sub("*", module)] = kind
+                formats[prefix + pattern_of(module)] = kind
             for key, tensor in stored.items():
                 writer.add(key, tensor)
     return formats

@@ -47,9 +47,10 @@ class Target:
         weights: our names -> [out in], or [D] of a norm. Matrices are used in `dtype`, whatever theirs is.
         inverse_frequencies: f32 [pairs], radians a position.
         dtype: of matrix products and of q, k, v. The residual stream, norms, rotation and logits are f32.
+        start: the position of the first token.
     """
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype, start: int = 0) -> None:
         """Take the weights as they are.
 
         Raises:
@@ -57,7 +58,7 @@ class Target:
         """
         if any(config.is_moe):
             raise ConfigError("minnow tune works on models without experts; this one has them, see moe_layer_freq")
-        self.config, self.weights, self.dtype = config, weights, dtype
+        self.config, self.weights, self.dtype, self.start = config, weights, dtype, start
         self.inverse_frequencies = inverse_frequencies(config, torch.device("cpu"))
         self._turns: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -65,8 +66,12 @@ class Target:
         """The same model with some weights (by our names) put in the place of its own, or beside them."""
         return Target(self.config, {**self.weights, **weights}, self.dtype)
 
+    def moved(self, start: int) -> Target:
+        """The same model, whose sequences begin at a position: attention stays, rotated keys are others."""
+        return Target(self.config, self.weights, self.dtype, start)
+
     def forward(self, ids_ST: Tensor, *, attend: Attend | None = None, taps: Sequence[int] = ()) -> Residuals:
-        """Run sequences that all begin at position 0.
+        """Run sequences that all begin at `start`.
 
         Args:
             ids_ST: i64 [S T].
@@ -94,9 +99,9 @@ class Target:
         at, width = f"model.layers.{layer}.self_attn.", self.config.head_dim
         q, k = self.turned(at + "q_proj", x_STD, at + "q_norm"), self.turned(at + "k_proj", x_STD, at + "k_norm")
         if self.config.use_qk_mix:
-            shift, for_q, for_k = (self.weights[at + name].float() for name in ("k_shift", "q_mix", "k_mix"))
-            k = ((k.float() - shift.view(-1, 1, width)) @ for_k).to(self.dtype)
+            for_q, for_k = (self.weights[f"{at}{side}_mix"].float() for side in "qk")
             q = (q.float() @ for_q.repeat_interleave(q.shape[1] // len(for_q), 0)).to(self.dtype)
+            k = (k.float() @ for_k).to(self.dtype)
         return q, k, _heads(self.linear(at + "v_proj", x_STD), width)
 
     def index(self, layer: int, x_STD: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +157,7 @@ class Target:
     def _turn(self, num_tokens: int, width: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine of the rotation at each position: f32 [T width]; 1 and 0 where nothing turns."""
         if (num_tokens, width) not in self._turns:
-            angle = torch.arange(num_tokens)[:, None] * self.inverse_frequencies
+            angle = torch.arange(self.start, self.start + num_tokens)[:, None] * self.inverse_frequencies
             angle = functional.pad(angle.repeat(1, 2), (0, width - 2 * self.inverse_frequencies.numel()))
             self._turns[num_tokens, width] = angle.cos(), angle.sin()
         return self._turns[num_tokens, width]

@@ -137,7 +137,7 @@ def test_the_fused_step_is_the_single_operations(
     positions = torch.randint(0, 2**20, (num_tokens,), generator=generator, dtype=torch.int32)
     slots = torch.randperm(64, generator=generator)[:num_tokens]
     slots[2::7] = -1
-    shift, mix = torch.randn(2, 64, generator=generator), torch.randn(2, 64, 64, generator=generator) / 8
+    mix = torch.randn(2, 64, 64, generator=generator) / 8
     inv_freq = 1e4 ** -(torch.arange(8) / 8)
 
     expected: dict[str, Any] = {}
@@ -147,8 +147,8 @@ def test_the_fused_step_is_the_single_operations(
     for part, (num_heads, width, is_turned) in shapes.items():
         heads = torch.unflatten(x[:, start : start + num_heads * width], 1, (num_heads, width))
         if is_turned:
-            mixing = (shift if part == "k" else None, mix) if is_mixed and part in "qk" else ()
-            heads = turn_cpu.qk_norm_rope(heads, norms[part], positions, inv_freq, 1e-6, 1.0, *mixing)
+            mixes = mix if is_mixed and part in "qk" else None
+            heads = turn_cpu.qk_norm_rope(heads, norms[part], positions, inv_freq, 1e-6, 1.0, mixes)
         expected[part] = heads
         address = 0
         if part != "q":
@@ -158,7 +158,7 @@ def test_the_fused_step_is_the_single_operations(
             address = ctypes.addressof(kept[-1])
         mixes = mix if is_mixed and part in "qk" else None
         packed += [start, num_heads, *words.of_weight(norms[part]), is_turned, address]
-        packed += [*words.of_optional(shift if part == "k" else None, mixes), num_heads // 2 or 1]
+        packed += [*words.of_optional(mixes), num_heads // 2 or 1]
         start += num_heads * width
 
     fused = x.float()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from minnow.tune.run import Watch, read_log
 from minnow.tune.stage import Options
 from tests.tiny import write_tiny, write_tiny_tokenizer
 
+_FIRST_MIX = "model.layers.0.self_attn.k_mix"
 _SETTINGS = cache.Settings(sequences=2, num_tokens=128, num_positions=64, held_out_tokens=256)
 
 
@@ -116,21 +118,30 @@ def test_balanced_moments_are_the_same_and_alike_in_all_dims() -> None:
     assert keys.diagonal().sum() * queries.diagonal().sum() < plain
 
 
-def test_shifts_are_the_means_of_the_rotated_keys(tmp_path: Path) -> None:
-    loaded = target.load(_options(tmp_path).directory, torch.float32)
-    windows = torch.randint(0, 250, (2, 40), generator=torch.Generator().manual_seed(3))
-    mixing = cache.measure_mixing(loaded, windows)
-    assert len(mixing) == 3 * loaded.config.num_hidden_layers
-    seen: list[torch.Tensor] = []
+def test_queries_count_by_what_errors_of_their_scores_do() -> None:
+    """Against drawn errors: the mean square of the output's change, by query, is what the weights say."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 12, 8, generator=generator) for _ in range(3))
+    q[0, 5] *= 8  # looks at one key alone: errors of its scores change nothing
+    hidden = torch.ones(12, 12).triu(1) > 0
+    scores = (q[0] @ k[0].T * 8**-0.5).masked_fill(hidden, -torch.inf)
+    errors = 1e-3 * torch.randn(20_000, 12, 12, generator=generator)
+    moved = (scores + errors).softmax(-1) @ v[0] - scores.softmax(-1) @ v[0]
+    weights = moved.square().sum(-1).mean(0)
+    expected = (q[0] * weights[:, None]).T @ q[0] / weights.sum()
+    assert torch.allclose(cache.queries_that_matter(q, k, v)[0], expected, rtol=0.05, atol=0.02)
 
-    def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        seen.append(k)
-        return attend.attend_densely(layer, x, q, k, v)
 
-    for ids in windows:
-        loaded.forward(ids[None], attend=look)
-    first = torch.cat(seen[:: loaded.config.num_hidden_layers], dim=2)[0].mean(1)
-    assert torch.allclose(mixing["model.layers.0.self_attn.k_shift"].view_as(first), first, atol=1e-5)
+def test_windows_lie_all_over_the_context_and_attention_is_the_same_there(tmp_path: Path, monkeypatch: Any) -> None:
+    loaded, windows = _stretched(tmp_path)
+    length = loaded.config.max_position_embeddings
+    assert cache.starts(loaded, windows) == [0, (length - 96) // 2, length - 96]
+    assert cache.starts(loaded, windows[:1]) == [0]
+    here, there = (of.forward(windows).last for of in (loaded, loaded.moved(length - 96)))
+    assert (there - here).abs().max() < 1e-3 * here.abs().max()
+    spread = cache.measure_mixing(loaded, windows)
+    monkeypatch.setattr(cache, "starts", lambda target, windows: [0] * len(windows))
+    assert not torch.equal(spread[_FIRST_MIX], cache.measure_mixing(loaded, windows)[_FIRST_MIX])
 
 
 def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
@@ -148,7 +159,7 @@ def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
     assert changed == set(cache.trained_names(before))
     layers = range(before.config.num_hidden_layers)
     assert after.weights.keys() - before.weights.keys() == {
-        f"model.layers.{i}.self_attn.{name}" for i in layers for name in ("k_shift", "q_mix", "k_mix")
+        f"model.layers.{i}.self_attn.{name}" for i in layers for name in ("q_mix", "k_mix")
     }
     assert {path.name for path in options.output.iterdir()} == {
         "trained.safetensors", "trained.json", "state", "log.jsonl", "loss.svg"

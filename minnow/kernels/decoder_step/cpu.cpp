@@ -30,8 +30,8 @@ static void attend(Team& team, const Model& model, const Layer& layer, const Ste
         if ((i == 4 && !layer.is_sparse) || (i == 3 && !chooses)) continue;
         const Weight& norm = layer.head_norms[i];
         const int64_t num_heads = layer.projections[i].num_rows / norm.width;
-        parts[num_parts] = {stride, num_heads, norm, i != 2, caches[i], i == 1 ? layer.key_shift : nullptr,
-                            mixes[i], i == 0 ? num_heads / layer.k.num_heads : 1};
+        const int64_t heads_per_mix = i == 0 ? num_heads / layer.k.num_heads : 1;
+        parts[num_parts] = {stride, num_heads, norm, i != 2, caches[i], mixes[i], heads_per_mix};
         projections[num_parts++] = layer.projections[i];
         stride += layer.projections[i].num_rows;
     }

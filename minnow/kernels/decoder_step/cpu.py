@@ -26,7 +26,7 @@ class LayerParts:
         projections: q, k, v, and on a sparse layer index q and index k.
         head_norms: of each projection; None where there is none.
         head_dims: width of a head of each projection.
-        mixing: key_shift f32 [G H], query_mix and key_mix f32 [G H H]; see qk_norm_rope. None each where there is none.
+        mixing: of queries and of keys, f32 [G H H], see qk_norm_rope; None where there is none.
         caches: k, v, and the index keys or None.
         gate, bias, experts: of the router and its experts; None and empty on a dense layer.
         shared: the shared expert, or the dense feed-forward part.
@@ -36,7 +36,7 @@ class LayerParts:
     projections: tuple[Matrix, ...]
     head_norms: tuple[Tensor | None, ...]
     head_dims: tuple[int, ...]
-    mixing: tuple[Tensor | None, Tensor | None, Tensor | None]
+    mixing: tuple[Tensor | None, Tensor | None]
     project_out: Matrix
     feed_forward_norm: Tensor
     caches: tuple[Weight, Weight, Weight | None]

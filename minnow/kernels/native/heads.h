@@ -97,15 +97,14 @@ inline void turn_head(float* __restrict x, const float* __restrict cosines, cons
     }
 }
 
-// y = (x - shift) mix for a matrix [width width]; x and y lie apart.
-inline void mix_head(const float* x, const float* shift, const float* mix, int64_t width, float* __restrict y) {
-    const auto moved = [&](int64_t i) { return shift == nullptr ? x[i] : x[i] - shift[i]; };
+// y = x mix for a matrix [width width]; x and y lie apart.
+inline void mix_head(const float* x, const float* mix, int64_t width, float* __restrict y) {
     constexpr int64_t kColumns = 4 * kLanes;
     int64_t column = 0;
     for (; column + kColumns <= width; column += kColumns) {
         F sums[4] = {zero(), zero(), zero(), zero()};
         for (int64_t i = 0; i < width; ++i) {
-            const F value = broadcast(moved(i));
+            const F value = broadcast(x[i]);
             for (int64_t j = 0; j < 4; ++j) {
                 sums[j] = fma(value, load(mix + i * width + column + j * kLanes), sums[j]);
             }
@@ -114,7 +113,7 @@ inline void mix_head(const float* x, const float* shift, const float* mix, int64
     }
     for (; column < width; ++column) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < width; ++i) sum += moved(i) * mix[i * width + column];
+        for (int64_t i = 0; i < width; ++i) sum += x[i] * mix[i * width + column];
         y[column] = sum;
     }
 }

@@ -111,8 +111,7 @@ struct HeadPart {
     Weight norm;           // [1 width]; codes null: no norm, its width is still that of the heads
     int64_t is_turned;     // norm and rope; values are only written
     const Cache* cache;    // null: the rows stay where they are (queries)
-    const float* shift = nullptr;    // [num_heads width], taken off behind the rotation where there is a mix
-    const float* mix = nullptr;      // [num_heads / heads_per_mix, width, width]; null: heads are not mixed
+    const float* mix = nullptr;  // [num_heads / heads_per_mix, width, width], behind the rotation; null: nothing
     int64_t heads_per_mix = 1;
 };
 

@@ -17,8 +17,7 @@ struct Layer {
     Weight project_out;
     Weight feed_forward_norm;
     Cache k, v, index;
-    const float* key_shift;  // behind the rotation; null where nothing is mixed, as the next two
-    const float *query_mix, *key_mix;
+    const float *query_mix, *key_mix;  // behind the rotation; null where nothing is mixed
     int64_t is_sparse;
     int64_t num_experts;  // 0: the shared expert is the whole feed-forward part
     int64_t has_bias;

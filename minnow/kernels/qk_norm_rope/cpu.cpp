@@ -32,9 +32,8 @@ void qk_norm_rope_write(Team& team, float* x, int64_t x_stride, int64_t num_rows
         }
         turn_head(y, cosines, sines, num_frequencies);
         if (part.mix != nullptr) {
-            const float* shift = part.shift == nullptr ? nullptr : part.shift + h * width;
             memcpy(turned_alone, y, width * sizeof(float));
-            mix_head(turned_alone, shift, part.mix + h / part.heads_per_mix * width * width, width, y);
+            mix_head(turned_alone, part.mix + h / part.heads_per_mix * width * width, width, y);
         }
         if (is_bf16) round_row(y, width);
     };

@@ -19,7 +19,6 @@ def qk_norm_rope(
     inv_freq: Tensor,
     eps: float,
     offset: float,
-    shift: Tensor | None = None,
     mix: Tensor | None = None,
 ) -> Tensor:
     """Norm of each head, rotation by position, and a mix of its values; see reference.py."""
@@ -31,8 +30,8 @@ def qk_norm_rope(
     w = None if w is None else w.contiguous()
     norm = (0, 1, width, 0, 0, 0, 0) if w is None else words.of_weight(w)
     positions, inv_freq = positions.contiguous(), inv_freq.contiguous()
-    shift, mix = (None if part is None else part.float().contiguous() for part in (shift, mix))
-    mixing = (*words.of_optional(shift, mix), 1 if mix is None else num_heads // len(mix))
+    mix = None if mix is None else mix.float().contiguous()
+    mixing = (*words.of_optional(mix), 1 if mix is None else num_heads // len(mix))
     native.function("qk_norm_rope_write", "piipippiffpi")(
         y.data_ptr(), num_heads * width, num_tokens, words.pack(0, num_heads, *norm, True, 0, *mixing), 1,
         positions.data_ptr(), inv_freq.data_ptr(), len(inv_freq), eps, offset, None, False,

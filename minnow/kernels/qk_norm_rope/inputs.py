@@ -17,7 +17,6 @@ def make(
     dtype: Literal["bf16", "f32"] = "bf16",
     is_strided: bool = False,
     mixes: int = 0,
-    has_shift: bool = False,
 ) -> dict[str, Any]:
     """Random heads at spread positions; strided ones are a part of wider rows."""
     generator = torch.Generator().manual_seed(T + H)
@@ -30,6 +29,5 @@ def make(
         "inv_freq": (5e6**-exponent).to(device),
         "eps": 1e-6,
         "offset": 1.0,
-        "shift": torch.randn(N, H, generator=generator).to(device) if has_shift else None,
         "mix": (torch.randn(mixes, H, H, generator=generator) / H**0.5).to(device, torch.bfloat16) if mixes else None,
     }

@@ -18,7 +18,6 @@ def qk_norm_rope(
     inv_freq: Tensor,
     eps: float,
     offset: float,
-    shift: Tensor | None = None,
     mix: Tensor | None = None,
 ) -> Tensor:
     """Root-mean-square norm of each head, rotate its first 2R dims by position, mix; one rounding, at the end.
@@ -29,7 +28,6 @@ def qk_norm_rope(
         positions: i32 [T].
         inv_freq: f32 [R]; dims (j, j + R) rotate together, dims from 2R on pass through.
         eps, offset: of the norm; the weight used is offset + w.
-        shift: f32|bf16 [N H], taken off behind the rotation where heads are mixed.
         mix: [M H H], each for N/M heads in a row: the head is multiplied by its matrix. Those of queries and keys
             are chosen so that products stay what they are, and what one scale covers in a cache is alike.
 
@@ -48,6 +46,5 @@ def qk_norm_rope(
     first, second, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     if mix is not None:
-        moved = turned if shift is None else turned - shift.float()
-        turned = (moved[:, :, None] @ mix.float().repeat_interleave(x.shape[1] // len(mix), 0)).squeeze(2)
+        turned = (turned[:, :, None] @ mix.float().repeat_interleave(x.shape[1] // len(mix), 0)).squeeze(2)
     return turned.to(x.dtype)
