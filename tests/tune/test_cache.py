@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from minnow.formats import nvfp4
-from minnow.tune import attend, cache, target
+from minnow.tune import attend, cache, mixing, target
 from minnow.tune.run import Watch, read_log
 from minnow.tune.stage import Options
 from tests.tiny import write_tiny, write_tiny_tokenizer
@@ -69,12 +69,12 @@ def _stretched(directory: Path) -> tuple[target.Target, torch.Tensor]:
 
 def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path: Path) -> None:
     loaded, windows = _stretched(tmp_path)
-    mixing = cache.measure_mixing(loaded, windows[:2])
-    for name in [n for n in mixing if n.endswith("q_mix")]:  # as it is but for BF16
-        exact = torch.linalg.inv(mixing[name.replace("q_mix", "k_mix")].double()).transpose(1, 2)
-        assert (mixing[name] - exact).abs().max() <= 2**-8 * exact.abs().max()
-        mixing[name] = exact.float()
-    mixed = cache.mixed(loaded, mixing)
+    found = mixing.measure_mixing(loaded, windows[:2])
+    for name in [n for n in found if n.endswith("q_mix")]:  # as it is but for BF16
+        exact = torch.linalg.inv(found[name.replace("q_mix", "k_mix")].double()).transpose(1, 2)
+        assert (found[name] - exact).abs().max() <= 2**-8 * exact.abs().max()
+        found[name] = exact.float()
+    mixed = mixing.mixed(loaded, found)
     peaks: list[float] = []  # largest dim of the first head over what dims have on average
 
     def look(layer: int, x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path:
     assert (again - exact).abs().max() < 1e-3 * exact.abs().max()
     half = len(peaks) // 2
     assert min(peaks[:half]) > 4 and max(peaks[half:]) < 2, peaks
-    assert cache.measure_mixing(mixed, windows[:2]) == {}
+    assert mixing.measure_mixing(mixed, windows[:2]) == {}
 
 
 def test_rounded_keys_move_scores_less_when_mixed(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_rounded_keys_move_scores_less_when_mixed(tmp_path: Path) -> None:
         errors.append((q @ missed.transpose(-1, -2)).square().mean())
         return attend.attend_densely(layer, x, q, k, v)
 
-    for model in (loaded, cache.mixed(loaded, cache.measure_mixing(loaded, windows[:2]))):
+    for model in (loaded, mixing.mixed(loaded, mixing.measure_mixing(loaded, windows[:2]))):
         model.forward(windows[2:], attend=look)
     half = len(errors) // 2
     assert torch.stack(errors[half:]).sum() < 0.5 * torch.stack(errors[:half]).sum(), errors
@@ -109,7 +109,7 @@ def test_balanced_moments_are_the_same_and_alike_in_all_dims() -> None:
     of_queries, of_keys = (
         x.T @ x for x in torch.randn(2, 200, 24, generator=generator) * (0.1 + torch.rand(24, generator=generator))
     )
-    mix = cache.balance(of_queries, of_keys).double()
+    mix = mixing.balance(of_queries, of_keys).double()
     undone = torch.linalg.inv(mix)
     keys, queries = mix.T @ of_keys.double() @ mix, undone @ of_queries.double() @ undone.T
     assert torch.allclose(keys, queries, rtol=1e-3, atol=1e-3 * float(keys.diagonal().max()))
@@ -129,19 +129,19 @@ def test_queries_count_by_what_errors_of_their_scores_do() -> None:
     moved = (scores + errors).softmax(-1) @ v[0] - scores.softmax(-1) @ v[0]
     weights = moved.square().sum(-1).mean(0)
     expected = (q[0] * weights[:, None]).T @ q[0] / weights.sum()
-    assert torch.allclose(cache.queries_that_matter(q, k, v)[0], expected, rtol=0.05, atol=0.02)
+    assert torch.allclose(mixing.queries_that_matter(q, k, v)[0], expected, rtol=0.05, atol=0.02)
 
 
 def test_windows_lie_all_over_the_context_and_attention_is_the_same_there(tmp_path: Path, monkeypatch: Any) -> None:
     loaded, windows = _stretched(tmp_path)
     length = loaded.config.max_position_embeddings
-    assert cache.starts(loaded, windows) == [0, (length - 96) // 2, length - 96]
-    assert cache.starts(loaded, windows[:1]) == [0]
+    assert mixing.starts(loaded, windows) == [0, (length - 96) // 2, length - 96]
+    assert mixing.starts(loaded, windows[:1]) == [0]
     here, there = (of.forward(windows).last for of in (loaded, loaded.moved(length - 96)))
     assert (there - here).abs().max() < 1e-3 * here.abs().max()
-    spread = cache.measure_mixing(loaded, windows)
-    monkeypatch.setattr(cache, "starts", lambda target, windows: [0] * len(windows))
-    assert not torch.equal(spread[_FIRST_MIX], cache.measure_mixing(loaded, windows)[_FIRST_MIX])
+    spread = mixing.measure_mixing(loaded, windows)
+    monkeypatch.setattr(mixing, "starts", lambda target, windows: [0] * len(windows))
+    assert not torch.equal(spread[_FIRST_MIX], mixing.measure_mixing(loaded, windows)[_FIRST_MIX])
 
 
 def test_output_is_what_the_next_stage_reads(tmp_path: Path) -> None:
