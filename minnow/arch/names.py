@@ -144,7 +144,7 @@ def attention(config: ModelConfig, prefix: str, is_sparse: bool) -> Iterator[Mod
         yield _of_text(f"{prefix}.index_q_proj", "attention", config.sparse.num_index_heads * index, width)
         yield _of_text(f"{prefix}.index_k_proj", "attention", index, width)
     if config.use_qk_mix:
-        for side in "qk":
+        for side in "qk":  # small, and never quantised, like norms
             yield _of_text(f"{prefix}.{side}_mix", "norm", config.num_key_value_heads, head, head)
     if config.use_qk_norm:
         yield _of_text(f"{prefix}.q_norm", "norm", head)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from minnow.checkpoint import disk, verify
 from minnow.checkpoint.gguf_source import GgufSource
 from minnow.checkpoint.parts import split
 from minnow.checkpoint.source import LlamaSource, M3Source, Source, read_json, read_rows
+from minnow.checkpoint.trained import pattern_of
 from minnow.checkpoint.writer import Writer
 from minnow.config.model import ARCHITECTURE, ModelConfig, parse
 from minnow.core.errors import CheckpointError, ConfigError
@@ -206,15 +206,11 @@ def _named_plan(source: Source, form: Format | None, kv_cache: str | None) -> _P
 
 def _patterns(format_by_module: Mapping[str, str], modules: set[str]) -> dict[str, str]:
     """One entry for weights that differ in their numbers only, where all of them have the same format."""
-
-    def pattern(name: str) -> str:
-        return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
-
     formats_by_pattern: dict[str, set[str | None]] = {}
     for name in modules:
-        formats_by_pattern.setdefault(pattern(name), set()).add(format_by_module.get(name))
+        formats_by_pattern.setdefault(pattern_of(name), set()).add(format_by_module.get(name))
     is_even = {entry for entry, formats in formats_by_pattern.items() if len(formats) == 1}
-    return {pattern(name) if pattern(name) in is_even else name: form for name, form in format_by_module.items()}
+    return {pattern_of(name) if pattern_of(name) in is_even else name: form for name, form in format_by_module.items()}
 
 
 def _checked_modules(source: Source, config: ModelConfig) -> dict[str, names.Module]:

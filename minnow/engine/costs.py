@@ -38,7 +38,8 @@ def measure(
 
 
 def _curve(runner: Runner, num_drafts: int, most: int, clock: Callable[[], float]) -> tuple[float, ...]:
-    sizes = [size for size in _SIZES if size <= most]
+    last = min(most, _SIZES[-1])
+    sizes = [*(size for size in _SIZES if size < last), last]
     measured = [_one_size(runner, size, num_drafts, clock) for size in sizes]
     found: list[float] = []
     for place, size in enumerate(sizes):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from minnow.core.log import Logger
 from minnow.tune import stage
 from minnow.tune.attend import Attend, attend_densely, attend_rounded
-from minnow.tune.mixing import measure_mixing, mixed, starts
+from minnow.tune.mixing import last_start, measure_mixing, mixed, starts
 from minnow.tune.run import Metrics, Plan, Position, Run, Watch
 from minnow.tune.stage import Material, Options
 from minnow.tune.target import Target
@@ -52,7 +54,7 @@ class CacheWork:
     came, which is the same everywhere; see run.Work.
 
     Attributes:
-        mixing: of queries and keys, by our names; frozen. None where they were mixed before.
+        mixing: of queries and keys, by our names; frozen. Empty where they were mixed before.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class CacheWork:
     def _learn_one(self, generator: torch.Generator) -> Metrics:
         settings = self.settings
         ids = self.material.trained.sample(1, settings.num_tokens, generator)
-        last = max(self.student.config.max_position_embeddings - settings.num_tokens, 0)
+        last = last_start(self.student, settings.num_tokens)
         student = self.student.moved(int(torch.randint(last + 1, (), generator=generator)))
         order = torch.randperm(settings.num_tokens, generator=generator)[: settings.num_positions]
         with torch.no_grad():
@@ -122,10 +124,26 @@ def train(options: Options, watch: Watch, settings: Settings | None = None) -> P
     material = stage.prepare(options)
     exact = material.exact()
     parameters = {name: exact.weights[name].clone().requires_grad_() for name in trained_names(exact)}
-    mixing = measure_mixing(exact, material.trained.spaced(_PROBES, settings.num_tokens))
+    mixing = _mixing(options, exact, material.trained.spaced(_PROBES, settings.num_tokens))
     plan = Plan(steps=options.steps or 500, rate=settings.rate, warmup_steps=20, validate_steps=50, seed=options.seed)
     started = Run(
         options.output, plan, parameters, {**asdict(settings), "parts": [str(part) for part in options.parts]}
     )
     work = CacheWork(material, parameters, settings, mixing)
     return started.go(work, options.hours, watch)
+
+
+def _mixing(options: Options, exact: Target, windows: Tensor) -> dict[str, Tensor]:
+    """Matrices that are measured before the first step, and kept for the next pieces."""
+    kept, log = options.output / "state" / "mixing.pt", Logger("tune")
+    if kept.is_file():
+        found: dict[str, Tensor] = torch.load(kept, weights_only=True)
+        return found
+    log.info("mixing keys", windows=len(windows), tokens=windows.shape[1])
+    found = measure_mixing(exact, windows)
+    if not found:
+        log.info("keys are mixed already, and stay so")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(found, kept.with_suffix(".partial"))
+    os.replace(kept.with_suffix(".partial"), kept)
+    return found

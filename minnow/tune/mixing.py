@@ -19,20 +19,21 @@ def mixed(target: Target, mixing: dict[str, Tensor]) -> Target:
 
     docs/experiments/2026-11-30-what-training-needs.md has what that is worth.
     """
-    return Target(replace(target.config, use_qk_mix=bool(mixing)), {**target.weights, **mixing}, target.dtype)
+    config = replace(target.config, use_qk_mix=target.config.use_qk_mix or bool(mixing))
+    return Target(config, {**target.weights, **mixing}, target.dtype, target.start)
 
 
 @torch.no_grad()
 def measure_mixing(target: Target, windows: Tensor) -> dict[str, Tensor]:
-    """What keys need least bits after, over windows i64 [count T]: by our names, none where heads are mixed already.
+    """Matrices for every layer, from windows i64 [count T] of text: by our names; none where heads are mixed already.
 
     `k_mix` bf16 [G H H] is what `balance` finds, `q_mix` what undoes it in products. The windows lie all over the
     context: dims that turn slowly hardly change in the first of them, and matrices that were measured there would
     stretch them until they dwarf all others in the last.
     """
-    sums = dict[int, tuple[Tensor, Tensor]]()
     if target.config.use_qk_mix:
         return {}
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
 
     def look(layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         before = sums.get(layer, (torch.zeros(()), torch.zeros(())))
@@ -52,8 +53,13 @@ def measure_mixing(target: Target, windows: Tensor) -> dict[str, Tensor]:
 
 def starts(target: Target, windows: Tensor) -> list[int]:
     """Where windows i64 [count T] begin, so that they are spread over all positions of the model."""
-    last = max(target.config.max_position_embeddings - windows.shape[1], 0)
+    last = last_start(target, windows.shape[1])
     return [last * i // max(len(windows) - 1, 1) for i in range(len(windows))]
+
+
+def last_start(target: Target, num_tokens: int) -> int:
+    """The last position at which a window of so many tokens may begin."""
+    return max(target.config.max_position_embeddings - num_tokens, 0)
 
 
 def balance(of_queries: Tensor, of_keys: Tensor) -> Tensor:
@@ -94,9 +100,9 @@ def queries_that_matter(q_NTH: Tensor, k_GTH: Tensor, v_GTH: Tensor) -> Tensor:
             shares = scores.softmax(-1)
             out = shares @ v
             apart = v.square().sum(-1) - 2 * out @ v.T + out.square().sum(-1, keepdim=True)
-            weights = (shares.square() * apart).sum(-1)
+            weights = (shares.square() * apart.clamp(min=0.0)).sum(-1)  # rounding may leave less than nothing
             moments, total = moments + (q * weights[:, None]).T @ q, total + weights.sum()
-        found.append(moments / total)
+        found.append(moments / total.clamp(min=1e-30))
     return torch.stack(found)
 
 

@@ -44,7 +44,8 @@ class Target:
     """A decoder whose weights are a plain table, so that some of them can be replaced by ones that learn.
 
     Attributes:
-        weights: our names -> [out in], or [D] of a norm. Matrices are used in `dtype`, whatever theirs is.
+        weights: our names -> [out in], [D] of a norm, [G H H] of what mixes heads. Matrices are used in `dtype`,
+            whatever theirs is.
         inverse_frequencies: f32 [pairs], radians a position.
         dtype: of matrix products and of q, k, v. The residual stream, norms, rotation and logits are f32.
         start: the position of the first token.
@@ -64,7 +65,7 @@ class Target:
 
     def replaced(self, weights: Mapping[str, Tensor]) -> Target:
         """The same model with some weights (by our names) put in the place of its own, or beside them."""
-        return Target(self.config, {**self.weights, **weights}, self.dtype)
+        return Target(self.config, {**self.weights, **weights}, self.dtype, self.start)
 
     def moved(self, start: int) -> Target:
         """The same model, whose sequences begin at a position: attention stays, rotated keys are others."""

@@ -20,6 +20,8 @@ def test_every_weight_is_in_the_table() -> None:
         ("model.layers.0.self_attn.q_proj", "tp", 0, "head"),
         ("model.layers.0.self_attn.k_proj", "tp", 0, "kv head"),
         ("model.layers.0.self_attn.index_q_proj", "tp", 0, "kv head"),
+        ("model.layers.0.self_attn.q_mix", "tp", 0, "kv head"),
+        ("model.layers.0.self_attn.k_mix", "tp", 0, "kv head"),
         ("model.layers.0.self_attn.o_proj", "tp", 1, "head"),
         ("model.layers.0.mlp.down_proj", "tp", 1, "value"),
         ("model.layers.9.block_sparse_moe.shared_experts.gate_proj", "tp", 0, "value"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from minnow.engine import pace
+from minnow.engine import costs, pace
 from minnow.engine.pace import Pace, StepCosts
 
 COSTS = StepCosts(drafting=(1.2, 1.4, 1.6, 1.8), plain=(1.0, 1.1))
@@ -53,6 +53,15 @@ def test_a_pause_ends_in_a_trial_and_drafts_come_back_when_they_pay() -> None:
 def test_the_last_rounds_count_most() -> None:
     assert after([(2, 0)] * 90 + [(2, 2)] * 30).tokens > 2.8
     assert math.isclose(after([(1, 0), (1, 1), (1, 1)]).tokens, 5 / 3)
+
+
+@pytest.mark.parametrize(("most", "known"), [(1, 1), (5, 5), (12, 12), (200, 32)])
+def test_costs_are_known_up_to_the_most_that_a_step_holds(
+    most: int, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "_one_size", lambda runner, size, *_: 1.0 + size)
+    found = costs._curve(None, 0, most, lambda: 0.0)  # type: ignore[arg-type]
+    assert found == pytest.approx([2.0 + i for i in range(known)])
 
 
 def test_costs_grow_in_proportion_beyond_what_was_measured() -> None:

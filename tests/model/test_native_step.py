@@ -90,7 +90,7 @@ def test_the_native_step_is_the_decoder(tmp_path, family, num_threads, use_qk_mi
 
 @pytest.mark.parametrize("family", ["m3", "llama"])
 def test_mixing_queries_and_keys_changes_no_answer(tmp_path, family):
-    """Products of queries and keys stay, but for what all keys of a query share."""
+    """Products of queries and keys stay."""
     pair = Pair(tmp_path, torch.float32, "f32", family=family, dtype="float32", use_qk_mix=True)
     plain = replace(pair.config, use_qk_mix=False)
     decoder = Decoder(plain, registry.bind(registry.target_of(_CPU), "*=reference"), torch.float32, _CPU)
@@ -103,6 +103,16 @@ def test_mixing_queries_and_keys_changes_no_answer(tmp_path, family):
         mixed = pair.decoder(inputs, pair.pools[0].layers)
         _close(mixed, decoder(inputs, pair.pools[1].layers), 1e-5)
     assert (keys[0] - keys[1]).abs().max() > 0.1  # and yet the caches hold other numbers
+
+
+@pytest.mark.parametrize("is_resident", [False, True])
+def test_matrices_that_mix_may_be_bf16(tmp_path, is_resident):
+    """As parts bring them; the native step reads a copy in FP32, which lives as long as it does."""
+    pair = Pair(tmp_path, torch.float32, "f32", is_resident=is_resident, family="llama", use_qk_mix=True)
+    assert pair.decoder.layers[0].attention.turn_k.parts[1].dtype == torch.bfloat16
+    for step in ([(0, 21)], [(21, 1)], [(22, 3), (0, 1)]):
+        expected, seen = pair.run(pair.inputs(step))
+        _close(seen, expected, 1e-5)
 
 
 @pytest.mark.parametrize(("experts", "projections"), [("nvfp4", "int4"), ("int4", "int8")])

@@ -1,8 +1,8 @@
 """the rounded cache of training equals the format, and training lowers what it costs"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -70,6 +70,7 @@ def _stretched(directory: Path) -> tuple[target.Target, torch.Tensor]:
 def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path: Path) -> None:
     loaded, windows = _stretched(tmp_path)
     found = mixing.measure_mixing(loaded, windows[:2])
+    shipped = mixing.mixed(loaded, dict(found))
     for name in [n for n in found if n.endswith("q_mix")]:  # as it is but for BF16
         exact = torch.linalg.inv(found[name.replace("q_mix", "k_mix")].double()).transpose(1, 2)
         assert (found[name] - exact).abs().max() <= 2**-8 * exact.abs().max()
@@ -84,6 +85,8 @@ def test_mixed_attention_is_the_same_and_no_dim_of_its_keys_stands_out(tmp_path:
 
     exact, again = (of.forward(windows[2:], attend=look).last for of in (loaded, mixed))
     assert (again - exact).abs().max() < 1e-3 * exact.abs().max()
+    rounded = shipped.forward(windows[2:]).last
+    assert 0 < (rounded - exact).abs().max() < 0.02 * exact.abs().max()
     half = len(peaks) // 2
     assert min(peaks[:half]) > 4 and max(peaks[half:]) < 2, peaks
     assert mixing.measure_mixing(mixed, windows[:2]) == {}
@@ -121,18 +124,66 @@ def test_balanced_moments_are_the_same_and_alike_in_all_dims() -> None:
 def test_queries_count_by_what_errors_of_their_scores_do() -> None:
     """Against drawn errors: the mean square of the output's change, by query, is what the weights say."""
     generator = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 12, 8, generator=generator) for _ in range(3))
-    q[0, 5] *= 8  # looks at one key alone: errors of its scores change nothing
-    hidden = torch.ones(12, 12).triu(1) > 0
-    scores = (q[0] @ k[0].T * 8**-0.5).masked_fill(hidden, -torch.inf)
-    errors = 1e-3 * torch.randn(20_000, 12, 12, generator=generator)
-    moved = (scores + errors).softmax(-1) @ v[0] - scores.softmax(-1) @ v[0]
-    weights = moved.square().sum(-1).mean(0)
-    expected = (q[0] * weights[:, None]).T @ q[0] / weights.sum()
-    assert torch.allclose(mixing.queries_that_matter(q, k, v)[0], expected, rtol=0.05, atol=0.02)
+    q, k, v = (torch.randn(heads, 12, 8, generator=generator) for heads in (4, 2, 2))
+    q[:, 5] *= 8  # looks at one key alone: errors of its scores change nothing
+    found = mixing.queries_that_matter(q, k, v)
+    for group in range(2):
+        own = q[2 * group : 2 * group + 2]
+        scores = (own @ k[group].T * 8**-0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+        errors = 1e-3 * torch.randn(10_000, 2, 12, 12, generator=generator)
+        moved = (scores + errors).softmax(-1) @ v[group] - scores.softmax(-1) @ v[group]
+        weights = moved.square().sum(-1).mean(0)[..., None]
+        expected = torch.einsum("nth,ntg->hg", own * weights, own) / weights.sum()
+        assert torch.allclose(found[group], expected, rtol=0.05, atol=0.02)
 
 
-def test_windows_lie_all_over_the_context_and_attention_is_the_same_there(tmp_path: Path, monkeypatch: Any) -> None:
+def test_dims_that_are_hardly_used_are_not_stretched_without_end() -> None:
+    of_keys = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    mix = mixing.balance(torch.eye(4), of_keys).double()
+    assert mix.isfinite().all() and torch.linalg.cond(mix) < 1e4
+
+
+def test_windows_of_training_and_of_validation_lie_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+    moved = target.Target.moved
+
+    def remember(self: target.Target, start: int) -> target.Target:
+        places.append(start)
+        return moved(self, start)
+
+    options = _options(tmp_path, steps=4)
+    monkeypatch.setattr(target.Target, "moved", remember)
+    cache.train(options, Watch(), _SETTINGS)
+    assert len(set(places)) > 8
+
+
+def test_pieces_go_on_with_the_matrices_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = _options(tmp_path, steps=4)
+    cache.train(replace(options, steps=2), Watch(), _SETTINGS)
+    before = target.read_parts(options.output, torch.bfloat16)
+    monkeypatch.setattr(cache, "measure_mixing", lambda *_: pytest.fail("measured again"))
+    cache.train(options, Watch(), _SETTINGS)
+    after = target.read_parts(options.output, torch.bfloat16)
+    mixes = [name for name in before if name.endswith("_mix")]
+    assert mixes and all(torch.equal(before[name], after[name]) for name in mixes)
+
+
+def test_a_mixed_model_is_trained_mixed(tmp_path: Path) -> None:
+    options = _options(tmp_path, steps=1)
+    cache.train(options, Watch(), _SETTINGS)
+    parts = (*options.parts, options.output)
+    again = replace(options, parts=parts, output=tmp_path / "again")
+    cache.train(again, Watch(), _SETTINGS)
+    loaded = target.load(options.directory, torch.float32, (*parts, again.output))
+    assert loaded.config.use_qk_mix
+    work = cache.CacheWork(cache.stage.prepare(again), {}, _SETTINGS, {})
+    assert work.student.config.use_qk_mix
+    assert not any(name.endswith("_mix") for name in target.read_parts(again.output, torch.float32))
+
+
+def test_windows_lie_all_over_the_context_and_attention_is_the_same_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded, windows = _stretched(tmp_path)
     length = loaded.config.max_position_embeddings
     assert mixing.starts(loaded, windows) == [0, (length - 96) // 2, length - 96]

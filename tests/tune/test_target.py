@@ -16,10 +16,11 @@ from tests.tiny import write_tiny
 _DENSE_M3 = {"moe_layer_freq": [0, 0, 0], "sparse_attention_config": None, "layers": 3}
 
 
+@pytest.mark.parametrize("use_qk_mix", [False, True])
 @pytest.mark.parametrize("family", ["llama", "m3"])
-def test_logits_equal_the_decoder(tmp_path: Path, family: str) -> None:
+def test_logits_equal_the_decoder(tmp_path: Path, family: str, use_qk_mix: bool) -> None:
     shape = _DENSE_M3 if family == "m3" else {}
-    config = write_tiny(tmp_path, family=family, dtype="float32", **shape)
+    config = write_tiny(tmp_path, family=family, dtype="float32", use_qk_mix=use_qk_mix, **shape)
     decoder = Decoder(config, make_kernels("*=reference"), torch.float32, CPU)
     fill(decoder, open_weights(tmp_path, config))
     ids = torch.randint(256, (150,), generator=torch.Generator().manual_seed(0))

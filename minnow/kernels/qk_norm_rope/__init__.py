@@ -14,6 +14,7 @@ OP = Op(
         "mix": "bf16|f32? [M H H]",
     },
     outputs={"y": "same [T N H]"},
+    # without a mix, which takes 2 T N H H more
     cost=lambda T, N, H, itemsize=2: (10 * T * N * H, 2 * T * N * H * itemsize),
     cases=(
         {"T": 1, "N": 2, "H": 32, "rotary": 16, "has_norm": True},

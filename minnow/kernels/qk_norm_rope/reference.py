@@ -28,14 +28,14 @@ def qk_norm_rope(
         positions: i32 [T].
         inv_freq: f32 [R]; dims (j, j + R) rotate together, dims from 2R on pass through.
         eps, offset: of the norm; the weight used is offset + w.
-        mix: [M H H], each for N/M heads in a row: the head is multiplied by its matrix. Those of queries and keys
-            are chosen so that products stay what they are, and what one scale covers in a cache is alike.
+        mix: f32|bf16 [M H H], each for N/M heads in a row: the head is multiplied by its matrix. Those of queries and
+            keys are chosen so that products stay what they are, and what one scale covers in a cache is alike.
 
     Returns:
         same dtype [T N H].
 
-    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3; QuaRot (matrices
-        behind the rotation).
+    Source: RoFormer (rotary embedding, half-split pairs as in GPT-NeoX); per-head norm of MiniMax-M3; what matrices:
+        `balance` in minnow/tune/mixing.py.
     """
     y = x.float()
     if w is not None:
@@ -46,5 +46,6 @@ def qk_norm_rope(
     first, second, rest = y[..., :half], y[..., half : 2 * half], y[..., 2 * half :]
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
     if mix is not None:
-        turned = (turned[:, :, None] @ mix.float().repeat_interleave(x.shape[1] // len(mix), 0)).squeeze(2)
+        by_head = mix.float().repeat_interleave(x.shape[1] // len(mix), 0)
+        turned = (turned.transpose(0, 1) @ by_head).transpose(0, 1)
     return turned.to(x.dtype)
