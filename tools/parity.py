@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--caches", nargs="*", default=["float32", "bfloat16", "fp8", "nvfp4"])
     parser.add_argument("--activations", nargs="*", choices=_DIGITS, default=list(_DIGITS), help="of the native step")
     args = parser.parse_args()
-    directory = demo.resolve(args.model)
+    directory = demo.untrained(args.model)  # transformers mixes no keys
     ids = torch.tensor(Tokenizer.load(directory).encode(text(args.kilobytes * 1000)))
     print(f"{args.kilobytes} kB of text, {len(ids):,} tokens, windows of {args.window}, {args.dtype} activations")
     reference = llama_oracle.make(directory)
